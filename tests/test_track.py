@@ -18,8 +18,9 @@ from written_runs import Writer, config_of
 
 from nexus_ablate.config.options import check_option, option_files
 from nexus_ablate.runs import read_run
+from nexus_ablate.runs.formats import WandbRun
 from nexus_ablate.track import FilesTracker, account, mirror, run_on_wandb, start_tracker
-from nexus_ablate.track.run_on_wandb import WandbPlace, settings_of
+from nexus_ablate.track.run_on_wandb import settings_of
 
 KEY = "k3y" * 14
 
@@ -251,7 +252,7 @@ def test_a_second_run_of_the_same_arm_and_seed_is_told_from_the_first(training, 
     described = []
     for name in (training.path.name, f"{training.path.name}-r2"):
         record = replace(read_run(training.path), path=training.path.with_name(name))
-        settings = settings_of(record, WandbPlace("a1", "p", None), "online", training.path, 1.0, 1.0)
+        settings = settings_of(record, WandbRun("a1", "p"), "online", training.path, 1.0, 1.0)
         config = run_on_wandb.config_of(record)
         described.append((settings["run_name"], config["repetition"], config["id"]))
     (first, one, first_id), (second, two, second_id) = described

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from nexus_ablate.config.options import Option
@@ -13,19 +12,10 @@ from nexus_ablate.errors import UserError
 from nexus_ablate.runs import RunRecord, read_run
 from nexus_ablate.track.account import asked, resolve_mode
 from nexus_ablate.track.mirror import INIT_TIMEOUT, PATIENCE
-from nexus_ablate.track.run_on_wandb import PLACE_FILE, config_of, place_of, settings_of
+from nexus_ablate.track.run_on_wandb import PLACE_FILE, place_of
 from nexus_ablate.track.upload import Upload
 
 SYNC_INIT, SYNC_FINISH = 30.0, 600.0  # seconds; long, since the command has nothing else to do
-
-
-@dataclass(frozen=True)
-class Synced:
-    """Rows of metrics.jsonl that W&B had before, and rows sent now."""
-
-    before: int
-    sent: int
-    url: str
 
 
 def sync(
@@ -34,7 +24,7 @@ def sync(
     entity: str | None = None,
     init: float = SYNC_INIT,
     finish: float = SYNC_FINISH,
-) -> Synced:
+) -> Upload:
     """Send what W&B doesn't have of a run: rows, the heat maps of the probe, summary, state.
 
     Args:
@@ -43,6 +33,9 @@ def sync(
         entity: The W&B entity, with the same default.
         init: Seconds until W&B must have accepted the run.
         finish: Seconds until it must have taken everything.
+
+    Returns:
+        The closed upload, which knows how many rows were sent.
 
     Raises:
         ConfigError: There is no key.
@@ -53,14 +46,13 @@ def sync(
     named = shlex.quote(str(record.path / PLACE_FILE))
     fix = f"the same command again; first rm {named} if the run was deleted on W&B"
     with asked("W&B failed", fix), tempfile.TemporaryDirectory() as scratch:
-        settings = settings_of(record, place, "online", Path(scratch), init, finish)
-        upload = Upload(record.path, place, settings, config_of(record))
+        upload = Upload(record, place, "online", Path(scratch), init, finish)
         try:
             upload.close(record.state, record.summary or {})
         except UserError:
             upload.abandon()
             raise
-    return Synced(upload.before, upload.sent, upload.url)
+    return upload
 
 
 def refresh(path: Path, say: Callable[[str], None]) -> None:

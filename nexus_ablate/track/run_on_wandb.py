@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nexus_ablate.config.options import AXES, Option, option_files
-from nexus_ablate.runs import RunRecord, atomic_write_json
+from nexus_ablate.runs import RunRecord
 from nexus_ablate.runs.formats import WandbRun
 from nexus_ablate.runs.lookup import id_of
 from nexus_ablate.runs.record import read_document
@@ -19,28 +18,7 @@ PLACE_FILE = "wandb.json"
 MAX_TAG, MAX_NAME = 64, 128  # characters; W&B refuses a run with longer ones
 
 
-@dataclass(frozen=True)
-class WandbPlace:
-    """A run's place on W&B. The entity None is the account's default."""
-
-    id: str
-    project: str
-    entity: str | None
-
-    def reserve(self, run_dir: Path) -> None:
-        """Save the id with the run, if it has none, before W&B is asked: a killed upload is continued and not repeated.
-
-        The destination follows when W&B has accepted the run. One that it refuses changes nothing.
-        """
-        if not (run_dir / PLACE_FILE).exists():
-            atomic_write_json(run_dir / PLACE_FILE, {"id": self.id, "project": None, "entity": None})
-
-    def write(self, run_dir: Path) -> None:
-        """Save it with the run, so that later uploads resume the same W&B run."""
-        atomic_write_json(run_dir / PLACE_FILE, vars(self))
-
-
-def place_of(run_dir: Path, option: Option, project: str | None = None, entity: str | None = None) -> WandbPlace:
+def place_of(run_dir: Path, option: Option, project: str | None = None, entity: str | None = None) -> WandbRun:
     """Where a run goes: to the given project, else where it was before, else to the project of its `tracker` option.
 
     The id is made once and is the same in every project, so that a run that goes to another one and back is continued.
@@ -53,7 +31,7 @@ def place_of(run_dir: Path, option: Option, project: str | None = None, entity: 
     if before.get("project") is None:
         keys = {key: part.default for key, part in option_files("tracker")["wandb"].keys.items()} | option.keys
         before |= {"project": str(keys["project"]), "entity": None if keys["entity"] == "none" else str(keys["entity"])}
-    return WandbPlace(before["id"], project or before["project"], entity or before.get("entity"))
+    return WandbRun(before["id"], project or before["project"], entity or before.get("entity"))
 
 
 def config_of(record: RunRecord) -> dict[str, Any]:
@@ -68,13 +46,13 @@ def config_of(record: RunRecord) -> dict[str, Any]:
 
 
 def settings_of(
-    record: RunRecord, place: WandbPlace, mode: str, root: Path, init: float, finish: float
+    record: RunRecord, place: WandbRun, mode: str, root: Path, init: float, finish: float
 ) -> dict[str, Any]:
     """Arguments of `wandb.Settings`.
 
     Args:
         record: The run.
-        place: From `place_of`.
+        place: From `place_of`; the entity None is the account's default.
         mode: `online` or `offline`.
         root: W&B's own files go under it.
         init: Seconds until W&B must have accepted the run.

@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import asdict
+
 from nexus_ablate.report.run_picture import HEAT_MAPS, heat_map
-from nexus_ablate.runs import SETTLED, read_jsonl
+from nexus_ablate.runs import SETTLED, RunRecord, atomic_write_json, read_jsonl
+from nexus_ablate.runs.formats import WandbRun
 from nexus_ablate.runs.record import parse_row, read_lines
 from nexus_ablate.track.account import set_up
-from nexus_ablate.track.run_on_wandb import WandbPlace
+from nexus_ablate.track.run_on_wandb import PLACE_FILE, config_of, settings_of
 
 X_AXIS = "tokens"
 
@@ -27,21 +29,26 @@ class Upload:
         sent: Number of rows sent since.
 
     Args:
-        run_dir: The run directory, whose rows are sent.
-        place: The destination; saved in the run directory.
-        settings: Arguments of `wandb.Settings`.
-        config: The run's config on W&B.
+        record: The run, whose rows are sent.
+        place: The destination; saved in the run directory, so that later uploads resume the same W&B run.
+        mode: `online` or `offline`.
+        root: W&B's own files go under it.
+        init: Seconds until W&B must have accepted the run.
+        finish: Seconds until it must have taken the remaining rows at the end.
     """
 
-    def __init__(
-        self, run_dir: Path, place: WandbPlace, settings: Mapping[str, Any], config: Mapping[str, Any]
-    ) -> None:
-        place.reserve(run_dir)
+    def __init__(self, record: RunRecord, place: WandbRun, mode: str, root: Path, init: float, finish: float) -> None:
+        settings, config = settings_of(record, place, mode, root, init, finish), config_of(record)
+        self._run_dir = record.path
+        file = record.path / PLACE_FILE
+        if not file.exists():
+            # The id alone, before W&B is asked: a killed upload is continued and not repeated. The destination follows
+            # when W&B has accepted the run; one that it refuses changes nothing.
+            atomic_write_json(file, asdict(WandbRun(place.id)))
         self._run = begin(settings, config)
-        self._run_dir = run_dir
         self.url = self._run.url or ""
         self.before = self.sent = 0
-        replace(place, entity=self._run.entity or place.entity).write(run_dir)
+        atomic_write_json(file, asdict(WandbRun(place.id, place.project, self._run.entity or place.entity)))
         self._run.define_metric("*", step_metric=X_AXIS)
         self._read = 0  # bytes of metrics.jsonl that have been read
         self._next = self._run.starting_step  # the first step that W&B does not have
