@@ -23,6 +23,7 @@ from nexus_ablate.study.schema import Study
 from nexus_ablate.track.account import LOG_IN, asked, quiet_client
 
 if TYPE_CHECKING:
+    from wandb_workspaces.reports.v2 import BarPlot, LinePlot
     from wandb_workspaces.workspaces import Section, Workspace
 
 TITLE = "nexus-ablate"
@@ -49,14 +50,19 @@ def workspaces(project: str, entity: str, studies: Sequence[Study]) -> list[Work
     Raises:
         ConfigError: The package is missing.
     """
-    ws, wr = _package()
+    try:
+        from wandb_workspaces import workspaces as ws
+        from wandb_workspaces.reports import v2 as wr
+    except ImportError as error:
+        fix = "pip install 'nexus-ablate[dashboard]'"
+        raise ConfigError("the package wandb-workspaces is missing", str(error), fix) from error
     about = []
     boards = []
     for study in studies:
         link = f"[Its runs alone](?nw={view_id(project, study.name)})"
         text = wr.MarkdownPanel(markdown=f"{described(study)}\n\n{link}")
         about.append(ws.Section(name=f"study {study.name}", panels=[text], is_open=True))
-        panels = [wr.MarkdownPanel(markdown=described(study))]
+        panels: list[Any] = [wr.MarkdownPanel(markdown=described(study))]
         for endpoint in study.endpoints:
             panels.append(_bars(endpoint.name, find(endpoint.name).title or endpoint.name))
         question = ws.Section(name="question", panels=panels, is_open=True)
@@ -122,11 +128,11 @@ def view_id(project: str, study: str | None) -> str:
 
 def _workspace(project: str, entity: str, study: str | None, first: list[Section]) -> Workspace:
     from wandb_workspaces import expr
+    from wandb_workspaces import workspaces as ws
 
-    ws, _ = _package()
     title = TITLE
     filters = [expr.Metric("JobType") == "train"]
-    grouping = [expr.Config("study"), expr.Config("arm")]
+    grouping: list[Any] = [expr.Config("study"), expr.Config("arm")]
     if study:
         title = f"{TITLE}: "
         for letter in study:
@@ -135,7 +141,7 @@ def _workspace(project: str, entity: str, study: str | None, first: list[Section
         filters.append(expr.Config("study") == study)
         grouping = [expr.Config("arm")]
     axes = [f"config:axis/{axis}.value" for axis in AXES]
-    view = ws.Workspace(
+    view: Any = ws.Workspace(
         entity=entity,
         project=project,
         name=title,
@@ -157,85 +163,72 @@ def _workspace(project: str, entity: str, study: str | None, first: list[Section
 
 def sections() -> list[Section]:
     """The panels, by subject."""
-    ws, wr = _package()
-    loss = [_lines(f"validation loss by {title}", "val/loss", budget) for budget, title in BUDGETS.items()]
-    loss += [
-        _lines("training loss", "train/loss", smoothing_type="exponentialTimeWeighted", smoothing_factor=0.5),
+    from wandb_workspaces import workspaces as ws
+    from wandb_workspaces.reports import v2 as wr
+    from wandb_workspaces.reports.v2.interface import ParallelCoordinatesPlotColumn
+
+    panels: dict[str, list[Any]] = {}
+    panels["loss"] = [
+        *(_lines(f"validation loss by {title}", budget, y=["val/loss"]) for budget, title in BUDGETS.items()),
+        _lines("training loss", y=["train/loss"], smoothing_type="exponentialTimeWeighted", smoothing_factor=0.5),
         _bars("val_loss", "final validation loss"),
         _bars("tokens_per_second", "tokens per second"),
     ]
-    panels = {"loss": loss}
     for name in ("gradients", "outliers", "sinks", "weights"):
         panels[name] = [_measured(measure) for measure in MEASURES if measure.panel == name]
     for part, title in (("attn", "attention"), ("ffn", "FFN")):
         by_block = rf"grad_norm/block_\d+/{part}"
-        panels["gradients"].append(_lines(f"gradient norm by block: {title}", by_block, regex=True, log_y=True))
+        panels["gradients"].append(_lines(f"gradient norm by block: {title}", metric_regex=by_block, log_y=True))
     heat_maps = [f"heat_map/{name}" for name, _, _ in HEAT_MAPS]
     panels["outliers"].append(wr.MediaBrowser(title="blocks over training", media_keys=heat_maps))
-    axes = [wr.ParallelCoordinatesPlotColumn(metric=wr.Config(f"axis/{axis}")) for axis in AXES]
     final_loss = wr.SummaryMetric("val_loss")
     kurtosis = wr.SummaryMetric("act/resid/kurtosis_token")
+    columns = [ParallelCoordinatesPlotColumn(metric=wr.Config(f"axis/{axis}")) for axis in AXES]
+    columns.append(ParallelCoordinatesPlotColumn(metric=final_loss))
     panels["choices"] = [
-        wr.ParallelCoordinatesPlot(
-            title="axes and final loss", columns=[*axes, wr.ParallelCoordinatesPlotColumn(metric=final_loss)]
-        ),
+        wr.ParallelCoordinatesPlot(title="axes and final loss", columns=columns),
         wr.ScatterPlot(title="final loss against kurtosis", x=kurtosis, y=final_loss, log_x=True),
         wr.RunComparer(diff_only="split"),
     ]
     return [ws.Section(name=name, panels=drawn, is_open=True) for name, drawn in panels.items()]
 
 
-def _lines(title: str, metric: str, budget: str = "tokens", regex: bool = False, **settings: Any) -> Any:
+def _lines(title: str, budget: str = "tokens", **settings: Any) -> LinePlot:
     """A measure over training: the mean over an arm's seeds, in a band from the lowest to the highest."""
-    _, wr = _package()
-    chosen = {"metric_regex": metric} if regex else {"y": [metric]}
-    return wr.LinePlot(
+    from wandb_workspaces.reports.v2 import Config, LinePlot
+
+    return LinePlot(
         title=title,
         x=budget,
         title_x=BUDGETS[budget],
-        groupby=wr.Config("arm"),
+        groupby=Config("arm"),
         groupby_aggfunc="mean",
         groupby_rangefunc="minmax",
         max_runs_to_show=100,
-        **chosen,
         **settings,
     )
 
 
-def _measured(measure: Measure) -> Any:
+def _measured(measure: Measure) -> LinePlot:
     """A measure of the table; one with a placeholder in its name is one line per block."""
     name = measure.names[-1]
     settings: dict[str, Any] = {"log_y": True} if measure.log else {}
     if "{" in name:
-        return _lines(measure.title, expression(name), regex=True, **settings)
-    return _lines(measure.title, name, **settings)
+        return _lines(measure.title, metric_regex=expression(name), **settings)
+    return _lines(measure.title, y=[name], **settings)
 
 
-def _bars(metric: str, title: str) -> Any:
+def _bars(metric: str, title: str) -> BarPlot:
     """A measure at the end of training, as the mean and the standard deviation over an arm's seeds."""
-    _, wr = _package()
-    return wr.BarPlot(
+    from wandb_workspaces.reports.v2 import BarPlot, Config
+
+    return BarPlot(
         title=f"{title} by arm",
         metrics=[metric],
-        groupby=wr.Config("arm"),
+        groupby=Config("arm"),
         groupby_aggfunc="mean",
         groupby_rangefunc="stddev",
     )
-
-
-def _package() -> tuple[Any, Any]:
-    """The modules of workspaces and of their panels. They are untyped here: a type checker can't see what they export.
-
-    Raises:
-        ConfigError: The package is missing.
-    """
-    try:
-        from wandb_workspaces import workspaces
-        from wandb_workspaces.reports import v2
-    except ImportError as error:
-        fix = "pip install 'nexus-ablate[dashboard]'"
-        raise ConfigError("the package wandb-workspaces is missing", str(error), fix) from error
-    return workspaces, v2
 
 
 def _digest(*parts: str) -> str:
