@@ -70,6 +70,15 @@ class Column:
             return self.value(row)
         return row.record().get(self.number) if self.number else self.text(row)
 
+    def differs(self, row: ArmResult, base: ArmResult) -> bool:
+        """Whether an arm's number is more than three standard deviations over seeds, or else 5%, off the baseline's."""
+        number, base_number = self.sorted_by(row), self.sorted_by(base)
+        if not isinstance(number, int | float) or not isinstance(base_number, int | float):
+            return False
+        none = (0.0, None)
+        spreads = [result.figures.get(self.number, none)[1] or 0.0 for result in (row, base)]
+        return abs(number - base_number) > (3 * max(spreads) or 0.05 * abs(base_number))
+
 
 def arm_table(rows: Sequence[ArmResult], columns: Sequence[Column]) -> TextTable:
     """A row per arm, the baseline first."""
@@ -354,37 +363,13 @@ def _change_row(change: Change, first: str, last: str) -> list[str]:
     return [*cells, moved, signs[change.agree], change.order or NOTHING]
 
 
-class ByArms(NamedTuple):
-    """A line of a table of measures by arms, the baseline first, and which cells differ from the baseline's."""
-
-    title: str
-    meaning: str
-    cells: list[str]
-    differs: list[bool]
-
-
-def measures(stratum: Stratum) -> list[ByArms]:
+def measures(stratum: Stratum) -> list[Column]:
     """What decides, costs, stability, diagnostics and evaluations of each arm.
 
     The columns that decide stand here too: a narrow page or terminal leaves some of them out of its first table.
     """
     figures = dict.fromkeys(name for row in stratum.rows for name in row.figures)
-    lines = []
-    for column in (*main_columns(stratum)[2:], *side_columns(stratum), *map(_figure_column, figures)):
-        cells = [column.text(row) for row in stratum.rows]
-        differs = [_differs(column, row, stratum.rows[0]) for row in stratum.rows]
-        lines.append(ByArms(column.title, column.meaning, cells, differs))
-    return lines
-
-
-def _differs(column: Column, row: ArmResult, base: ArmResult) -> bool:
-    """Whether an arm's number is more than three standard deviations over seeds, or else 5%, off the baseline's."""
-    number, base_number = column.sorted_by(row), column.sorted_by(base)
-    if not isinstance(number, int | float) or not isinstance(base_number, int | float):
-        return False
-    none = (0.0, None)
-    spreads = [result.figures.get(column.number, none)[1] or 0.0 for result in (row, base)]
-    return abs(number - base_number) > (3 * max(spreads) or 0.05 * abs(base_number))
+    return [*main_columns(stratum)[2:], *side_columns(stratum), *map(_figure_column, figures)]
 
 
 def changed_keys(stratum: Stratum) -> TextTable:

@@ -26,34 +26,16 @@ def html(comparison: Comparison, command: str = "", reload_seconds: int = 0) -> 
         command: The command that made the page, for its foot.
         reload_seconds: The page reloads itself this often; 0: never.
     """
-    first, *others = views = [_whole_view(stratum) for stratum in comparison.strata]
-    for view in others:  # what the first stratum says is not said again
-        for name in ("basis", "warnings"):
-            view[name] = [line for line in view[name] if line not in first[name]]
-    parts = {
-        "title": sentences.title(comparison.strata[0]),
-        "lead": sentences.lead_lines(comparison),
-        "views": views,
-        "words": {row.word for row in comparison.results},
-        "reload_seconds": reload_seconds,
-        "so_far": _so_far(comparison),
-        "missing": sentences.missing_lines(comparison),
-        "origin": _origin(comparison, command),
-    }
-    if comparison.changes:
-        parts["change_note"] = sentences.change_note(comparison)
-        parts["changes"] = arm_tables.changes_over_strata(comparison)
-        parts["strata"] = charts.strata(comparison)
-    return _filled(parts)
+    return _filled(comparison, _origin(comparison, command), reload_seconds)
 
 
 def summary(stratum: Stratum) -> str:
     """A page with the answer, the table and the intervals alone, for a notebook."""
-    lead = [sentences.headline(stratum)]
-    return _filled({"title": sentences.title(stratum), "lead": lead, "views": [_opening_view(stratum)]})
+    return _filled(Comparison(stratum.study, [stratum], [], None), {}, 0)
 
 
-def _filled(parts: dict[str, Any]) -> str:
+def _filled(comparison: Comparison, origin: dict[str, str], reload_seconds: int) -> str:
+    """The template of a comparison; without an origin, the opening alone."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -64,18 +46,18 @@ def _filled(parts: dict[str, Any]) -> str:
         trim_blocks=True,
     )
     environment.globals |= {
-        "changes": None,
-        "missing": [],
-        "origin": {},
-        "reload_seconds": 0,
-        "palette": charts.PALETTE,
-        "arm_colours": charts.ARM_COLOURS,
+        "arm_tables": arm_tables,
+        "charts": charts,
+        "sentences": sentences,
         "tones": defaultdict(str, arm_tables.TONES),
         "meanings": MEANINGS,
-        "reason": sentences.reason,
-        "together_text": sentences.together_text,
+        "basis": _basis,
+        "checks": _checks,
+        "curves_of": _curves,
+        "so_far": _so_far,
     }
-    return environment.get_template("page.html.j2").render(parts)
+    template = environment.get_template("page.html.j2")
+    return template.render(comparison=comparison, origin=origin, reload_seconds=reload_seconds)
 
 
 def _shown(value: Any) -> Any:
@@ -85,60 +67,39 @@ def _shown(value: Any) -> Any:
     return value if hasattr(value, "__html__") else printable(str(value), 2000)
 
 
-def _opening_view(stratum: Stratum) -> dict[str, Any]:
-    """What the template shows of a comparison at the top of a page, and in a notebook."""
-    conditions = sentences.basis(stratum)
-    warnings = [line for line in conditions if line.startswith(WARN)]
-    return {
-        "stratum": stratum,
-        "answer": sentences.answer(stratum),
-        "basis": [line for line in conditions if line not in warnings],
-        "warnings": warnings,
-        "main_columns": arm_tables.main_columns(stratum),
-        "learning_rates": charts.learning_rates(stratum),
-        "forest": charts.forest(stratum),
-    }
+def _basis(comparison: Comparison, stratum: Stratum) -> tuple[list[str], list[str]]:
+    """The conditions of the verdicts, and what they warn of. What the first stratum says is not said again."""
+    first = comparison.strata[0]
+    said = [] if stratum is first else sentences.basis(first)
+    lines = [line for line in sentences.basis(stratum) if line not in said]
+    warnings = [line for line in lines if line.startswith(WARN)]
+    return [line for line in lines if line not in warnings], warnings
 
 
-def _whole_view(stratum: Stratum) -> dict[str, Any]:
-    """All that the template shows of a stratum."""
-    secondary = []
-    for other in stratum.secondary:
-        heading, definition = arm_tables.secondary_heading(other)
-        secondary.append((heading, definition, arm_tables.secondary_table(other), charts.secondary(other)))
-    return _opening_view(stratum) | {
-        "secondary": secondary,
-        "curves": _curves(stratum),
-        "measures": arm_tables.measures(stratum),
-        "open_checks": [check for check in stratum.checks if check.status not in (PASS, UNKNOWN)],
-        "closed_checks": _closed_checks(stratum),
-        "changes": arm_tables.changed_keys(stratum),
-        "left_out": sentences.left_out(stratum),
-    }
+def _checks(stratum: Stratum) -> tuple[list[Check], dict[str, list[Check]]]:
+    """The checks to be shown; those that passed or are not proved by the source, by what sums them up."""
+    checks: dict[str, list[Check]] = defaultdict(list)
+    for check in stratum.checks:
+        checks[check.status if check.status in (PASS, UNKNOWN) else ""].append(check)
+    passed, unknown = checks[PASS], checks[UNKNOWN]
+    closed = {}
+    if passed:
+        closed[f"{several(len(passed), 'check')} passed"] = passed
+    if unknown:
+        names = ", ".join(check.name for check in unknown)
+        closed[f"{len(unknown)} not proved by the source: {names}"] = unknown
+    return checks[""], closed
 
 
-def _closed_checks(stratum: Stratum) -> list[tuple[str, list[Check]]]:
-    """The checks that passed, and those that the source does not prove, each with a summary."""
-    passed = [check for check in stratum.checks if check.status == PASS]
-    unknown = [check for check in stratum.checks if check.status == UNKNOWN]
-    names = ", ".join(check.name for check in unknown)
-    closed = [
-        (f"{several(len(passed), 'check')} passed", passed),
-        (f"{len(unknown)} not proved by the source: {names}", unknown),
-    ]
-    return [(summary, checks) for summary, checks in closed if checks]
-
-
-def _curves(stratum: Stratum) -> list[dict[str, Any]]:
+def _curves(stratum: Stratum) -> list[dict[str, str]]:
     """The losses and their differences against each budget; the losses late, and from the start."""
     curves = []
     for axis, word in zip(AXES, ("tokens", "FLOPs", "seconds"), strict=True):
         late = charts.losses(stratum, axis)
         if late:
-            curve = {"axis": axis, "word": word, "budget": charts.BUDGETS[axis], "late": late}
-            curve["whole"] = charts.losses(stratum, axis, whole=True)
-            curve["gap"] = charts.paired_differences(stratum, axis)
-            curves.append(curve)
+            whole = charts.losses(stratum, axis, whole=True)
+            gap = charts.paired_differences(stratum, axis)
+            curves.append({"axis": axis, "word": word, "late": late, "whole": whole, "gap": gap})
     return curves
 
 

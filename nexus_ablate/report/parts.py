@@ -72,7 +72,9 @@ def of_stratum(stratum: Stratum, details: bool) -> Iterator[ReportPart]:
         yield ReportPart("table", table=arm_tables.secondary_table(other))
     if details:
         heads = ["measure", *(row.arm for row in stratum.rows)]
-        measures = [[line.title, *line.cells] for line in arm_tables.measures(stratum)]
+        measures = []
+        for column in arm_tables.measures(stratum):
+            measures.append([column.title, *map(column.text, stratum.rows)])
         yield ReportPart("heading", "measures")
         yield ReportPart("table", table=TextTable(heads, measures, heads[:1]))
     statuses = [check.status for check in stratum.checks]
