@@ -95,7 +95,6 @@ def _panel(words: list[str], flags: Flags) -> int:
     from nexus_ablate.comparison.calibration import outcomes, publish, read_runs, recorded
     from nexus_ablate.console import open_console
     from nexus_ablate.report import panel_page
-    from nexus_ablate.report.arm_tables import TextTable
     from nexus_ablate.report.parts import ReportPart
     from nexus_ablate.report.terminal import show
     from nexus_ablate.study.arm_overrides import key_of
@@ -121,8 +120,8 @@ def _panel(words: list[str], flags: Flags) -> int:
     if found:
         tables += panel_page.score_table(found), panel_page.kind_table(found)
     parts = []
-    for heads, rows in tables:
-        parts += ReportPart("table", table=TextTable(heads, rows, heads[1:])), ReportPart("heading")
+    for table in tables:
+        parts += ReportPart("table", table=table), ReportPart("heading")
     if runs:
         parts.append(ReportPart("text", f"From the {where}."))
     for line in panel_page.sentences(panel, runs):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from nexus_ablate.comparison.calibration import (
@@ -18,12 +20,12 @@ from nexus_ablate.comparison.calibration import (
     trained,
 )
 from nexus_ablate.console import several
+from nexus_ablate.report.arm_tables import TextTable
 from nexus_ablate.study.panel import Panel, PanelChange
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Row = list[str]
 TONES = {"right": "good", "wrong": "warn", "reversed": "bad", "not decided": "muted"}
 FARTHEST = 0.1
 """Nats per token: larger differences are drawn at the edge of the figure."""
@@ -57,24 +59,24 @@ def page(panel: Panel, runs: Sequence[PanelRun]) -> str:
     lines = [HEAD, "## How often small models agree", "", *(f"{line}\n" for line in sentences(panel, runs))]
     found = outcomes(panel, runs)
     if found:
-        lines += _markdown(*score_table(found)), "", _markdown(*kind_table(found)), ""
+        lines += _markdown(score_table(found)), "", _markdown(kind_table(found)), ""
         lines += ["![Each difference, to the right where it agrees with what is published](panel.png)", ""]
     else:
         lines += [f"    nexus-ablate study {study}" for study in panel.studies()]
         lines += ["    nexus-ablate claims --panel", ""]
-    groups: dict[str, list[str]] = {"Directional": [], "Null": [], "Shown, not scored": []}
+    groups: dict[str, dict[str, PanelChange]] = {"Directional": {}, "Null": {}, "Shown, not scored": {}}
     for name, change in panel.changes.items():
         title = "Null" if change.is_null else "Directional"
-        groups[title if change.is_scored else "Shown, not scored"].append(name)
-    for title, names in groups.items():
-        lines += [f"## {title}", "", _markdown(*published_table(panel, names, found)), ""]
+        groups[title if change.is_scored else "Shown, not scored"][name] = change
+    for title, changes in groups.items():
+        lines += [f"## {title}", "", _markdown(published_table(panel, changes, found)), ""]
     lines += [f"- {word}: {meaning}" for word, meaning in CHECKED.items()]
     return "\n".join(lines) + "\n"
 
 
-def _markdown(heads: Row, rows: Iterable[Row]) -> str:
+def _markdown(table: TextTable) -> str:
     lines = []
-    for row in (heads, ["---"] * len(heads), *rows):
+    for row in (table.heads, ["---"] * len(table.heads), *table.rows):
         cells = [cell.replace("|", "/") for cell in row]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -83,37 +85,39 @@ def _markdown(heads: Row, rows: Iterable[Row]) -> str:
 # ------------------------------------------------------------------------------------------------------------ tables
 
 
-def published_table(panel: Panel, names: Iterable[str], outcomes: Sequence[ChangeOutcome]) -> tuple[Row, list[Row]]:
-    """What is published of the changes, in full, and what small models say of them."""
+def published_table(panel: Panel, changes: Mapping[str, PanelChange], outcomes: Sequence[ChangeOutcome]) -> TextTable:
+    """What is published of some changes, in full, and what small models say of them."""
     heads = ["change", "kind", "arm", "against", "published", "in models of", "matched", "source", "seen before"]
+    if outcomes:
+        heads += panel.sizes
     rows = []
-    for name in names:
-        change, source = panel.changes[name], panel.changes[name].source
-        arxiv = f", [arXiv:{source.arxiv}](https://arxiv.org/abs/{source.arxiv})" if source.arxiv else ""
+    for name, change in changes.items():
+        source = change.source
         against = " ".join(change.baseline) or "the default"
         published = f"{expectation(change)}: {change.says}"
         models = f"{source.params}; tokens: {source.tokens}"
+        arxiv = f", [arXiv:{source.arxiv}](https://arxiv.org/abs/{source.arxiv})" if source.arxiv else ""
         where = f"{source.title}{arxiv}, {source.place}"
         if change.checked != source.place:
             where += f" ({change.checked})"
         seen = "yes" if change.seen_before else "no"
         arm = f"`{' '.join(change.arm)}`"
-        rows.append([name, change.kind, arm, against, published, models, source.matched, where, seen])
+        row = [name, change.kind, arm, against, published, models, source.matched, where, seen]
         if outcomes:
-            rows[-1] += _shown(panel, name, outcomes)
-    if outcomes:
-        heads += panel.sizes
-    return heads, rows
+            row += _by_size(panel, name, outcomes)
+        rows.append(row)
+    return TextTable(heads, rows, heads)
 
 
-def short_table(panel: Panel, outcomes: Sequence[ChangeOutcome]) -> tuple[Row, list[Row]]:
+def short_table(panel: Panel, outcomes: Sequence[ChangeOutcome]) -> TextTable:
     """The panel in the width of a terminal."""
+    heads = ["change", "kind", "published", "models", "", *panel.sizes]
     rows = []
     for name, change in panel.changes.items():
         notes = "contested " * change.contested + "seen" * change.seen_before
         row = [name, change.kind, expectation(change), change.source.params, notes]
-        rows.append(row + _shown(panel, name, outcomes))
-    return ["change", "kind", "published", "models", "", *panel.sizes], rows
+        rows.append(row + _by_size(panel, name, outcomes))
+    return TextTable(heads, rows, heads)
 
 
 def expectation(change: PanelChange) -> str:
@@ -123,7 +127,7 @@ def expectation(change: PanelChange) -> str:
     return change.expected if change.effect is None else f"{change.expected} {change.effect:+.3f}"
 
 
-def _shown(panel: Panel, name: str, outcomes: Sequence[ChangeOutcome]) -> Row:
+def _by_size(panel: Panel, name: str, outcomes: Sequence[ChangeOutcome]) -> list[str]:
     """What each size says of a change; '' where it is not trained."""
     cells = dict.fromkeys(panel.sizes, "")
     failed = {math.inf: "(arm fails to train)", -math.inf: "(baseline fails to train)"}
@@ -136,26 +140,25 @@ def _shown(panel: Panel, name: str, outcomes: Sequence[ChangeOutcome]) -> Row:
     return list(cells.values())
 
 
-def score_table(outcomes: Sequence[ChangeOutcome]) -> tuple[Row, list[Row]]:
+def score_table(outcomes: Sequence[ChangeOutcome]) -> TextTable:
     """By size: how many are right, beside two strategies that look at nothing."""
-    rows = []
-    for size in dict.fromkeys(outcome.size for outcome in outcomes):
-        here = [outcome for outcome in outcomes if outcome.size == size]
+    heads, rows = ["", "directional", "null", "both"], []
+    for size, of_size in groupby(outcomes, key=lambda outcome: outcome.size):
+        here = list(of_size)
         scored = [outcome for outcome in here if outcome.change.is_scored]
         fresh = [outcome for outcome in scored if not outcome.change.seen_before]
         contested = [outcome for outcome in here if outcome.change.contested]
-        rows.append([size, *_shares(scored, share)])
-        rows.append([f"{size}, not seen before", *_shares(fresh, share)])
-        rows.append([f"{size}, contested", *_shares(contested, share)])
-        rows.append([f'always "no difference" ({size})', *_shares(scored, no_difference)])
-        rows.append([f'always "the newer one wins" ({size})', *_shares(scored, newer_wins)])
-    return ["", "directional", "null", "both"], rows
-
-
-def _shares(outcomes: Sequence[ChangeOutcome], score: Callable[[Sequence[ChangeOutcome]], Share]) -> Row:
-    directional = [outcome for outcome in outcomes if not outcome.change.is_null]
-    null = [outcome for outcome in outcomes if outcome.change.is_null]
-    return [share_text(score(each)) for each in (directional, null, outcomes)]
+        for title, chosen, score in (
+            (size, scored, share),
+            (f"{size}, not seen before", fresh, share),
+            (f"{size}, contested", contested, share),
+            (f'always "no difference" ({size})', scored, no_difference),
+            (f'always "the newer one wins" ({size})', scored, newer_wins),
+        ):
+            directional = [outcome for outcome in chosen if not outcome.change.is_null]
+            null = [outcome for outcome in chosen if outcome.change.is_null]
+            rows.append([title, *(share_text(score(each)) for each in (directional, null, chosen))])
+    return TextTable(heads, rows, heads)
 
 
 def share_text(share: Share) -> str:
@@ -166,20 +169,23 @@ def share_text(share: Share) -> str:
     return f"{share.right} of {share.of}, {share.right / share.of:.0%} ({low:.0%} to {high:.0%})"
 
 
-def kind_table(outcomes: Sequence[ChangeOutcome]) -> tuple[Row, list[Row]]:
+def kind_table(outcomes: Sequence[ChangeOutcome]) -> TextTable:
     """By kind of change and size, how many of the scored ones are right, and the names of the others."""
     sizes = list(dict.fromkeys(outcome.size for outcome in outcomes))
-    scored = [outcome for outcome in outcomes if outcome.change.is_scored]
+    kinds: dict[str, list[ChangeOutcome]] = defaultdict(list)
+    for outcome in outcomes:
+        if outcome.change.is_scored:
+            kinds[outcome.change.kind].append(outcome)
     rows = []
-    for kind in sorted({outcome.change.kind for outcome in scored}):
-        of_kind = [outcome for outcome in scored if outcome.change.kind == kind]
-        counts = []
+    for kind, of_kind in sorted(kinds.items()):
+        row = [kind]
         for size in sizes:
             found = share([outcome for outcome in of_kind if outcome.size == size])
-            counts.append(f"{found.right} of {found.of}")
+            row.append(f"{found.right} of {found.of}")
         missed = [f"{outcome.name} at {outcome.size}" for outcome in of_kind if outcome.agreement != "right"]
-        rows.append([kind, *counts, ", ".join(missed)])
-    return ["kind", *sizes, "not right"], rows
+        rows.append([*row, ", ".join(missed)])
+    heads = ["kind", *sizes, "not right"]
+    return TextTable(heads, rows, heads)
 
 
 # --------------------------------------------------------------------------------------------------------- sentences
@@ -218,8 +224,8 @@ def sentences(panel: Panel, runs: Sequence[PanelRun]) -> list[str]:
 def agreements(outcomes: Sequence[ChangeOutcome]) -> list[str]:
     """By size, how many of the scored directional changes have the published sign."""
     lines = []
-    for size in dict.fromkeys(outcome.size for outcome in outcomes):
-        here = [each for each in outcomes if each.size == size and each.change.is_scored and not each.change.is_null]
+    for size, of_size in groupby(outcomes, key=lambda outcome: outcome.size):
+        here = [outcome for outcome in of_size if outcome.change.is_scored and not outcome.change.is_null]
         reversed_ = [outcome.name for outcome in here if outcome.agreement == "reversed"]
         names = f" ({', '.join(reversed_)})" if reversed_ else ""
         shown = [outcome for outcome in here if outcome.low * outcome.high > 0]
