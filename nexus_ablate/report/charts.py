@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from textwrap import fill
@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.load import Trained
 from nexus_ablate.comparison.results import ArmResult, Comparison, Secondary, Stratum
@@ -86,7 +85,7 @@ LOSS = "loss, nats per token"
 
 @dataclass
 class Picture:
-    """A figure that is being drawn, and its SVG when it is done."""
+    """A figure that is being drawn, and its SVG when it is done; '' if nothing was drawn."""
 
     figure: Figure
     axes: Any
@@ -108,7 +107,8 @@ def picture(title: str, height: float = HEIGHT, width: float = WIDTH) -> Iterato
         figure = Figure(figsize=(width / 72, height / 72), layout="constrained")
         drawn = Picture(figure, figure.subplots())
         yield drawn
-        drawn.svg = _svg(figure, title)
+        if drawn.axes.lines:
+            drawn.svg = _svg(figure, title)
 
 
 def _svg(figure: Figure, title: str) -> str:
@@ -163,11 +163,12 @@ class Bar:
     hint: str = ""
 
 
-def _bars(rows: Sequence[ArmResult], note: Callable[[ArmResult], str] = lambda row: row.word) -> list[Bar]:
-    return [_bar(row, row.arm, place, note(row)) for place, row in enumerate(rows) if row.difference is not None]
+def _bar(row: ArmResult, place: int, label: str, note: str) -> Bar:
+    """The difference of an arm that has one.
 
-
-def _bar(row: ArmResult, label: str, place: int, note: str) -> Bar:
+    Args:
+        place: In the table, of whose colours it has one.
+    """
     mean = row.difference or 0.0
     ends = (row.effect.low, mean, row.effect.high) if row.effect else (mean, mean, mean)
     dots = []
@@ -175,14 +176,13 @@ def _bar(row: ArmResult, label: str, place: int, note: str) -> Bar:
         if difference is not None:
             dots.append((difference, f"{row.arm}, seed {seed}: {row.endpoint.signed(difference)}"))
     hint = f"{row.arm}: {difference_text(row)} {bounds(row)}"
-    return Bar(_in_lines(label), ends, note, TONES.get(row.word, "ink"), f"c{place % ARM_COLOURS}", dots, hint)
+    short = middle(printable(label), 2 * LABEL_LETTERS - 2).replace(",", ", ")
+    lines = fill(short, LABEL_LETTERS, max_lines=2, placeholder="…")
+    return Bar(lines, ends, note, TONES.get(row.word, "ink"), f"c{place % ARM_COLOURS}", dots, hint)
 
 
-def _in_lines(name: str) -> str:
-    """A name in up to two lines, without its middle if that is too long."""
-    return fill(
-        middle(printable(name), 2 * LABEL_LETTERS - 2).replace(",", ", "), LABEL_LETTERS, max_lines=2, placeholder="…"
-    )
+def _bars(rows: Sequence[ArmResult]) -> list[Bar]:
+    return [_bar(row, place, row.arm, row.word) for place, row in enumerate(rows) if row.difference is not None]
 
 
 def forest(stratum: Stratum) -> str:
@@ -192,15 +192,20 @@ def forest(stratum: Stratum) -> str:
 
 def secondary(other: Secondary) -> str:
     """Each arm's difference in a secondary endpoint with its interval."""
-    return intervals(_bars(other.rows, difference_text), other.endpoint.axis(), endpoint=other.endpoint)
+    bars = []
+    for place, row in enumerate(other.rows):
+        if row.difference is not None:
+            bars.append(_bar(row, place, row.arm, difference_text(row)))
+    return intervals(bars, other.endpoint.axis(), endpoint=other.endpoint)
 
 
 def strata(comparison: Comparison) -> str:
     """Each arm's difference in each stratum with its interval."""
     bars = []
     for place, change in enumerate(comparison.changes, start=1):
-        rows = [row for row in change.rows if row is not None and row.difference is not None]
-        bars += [_bar(row, f"{row.stratum}: {row.arm}", place, row.word) for row in rows]
+        for row in change.rows:
+            if row is not None and row.difference is not None:
+                bars.append(_bar(row, place, f"{row.stratum}: {row.arm}", row.word))
     return intervals(bars, direction(comparison.strata[0]))
 
 
@@ -210,7 +215,7 @@ def intervals(bars: Sequence[Bar], axis: str, band: float = 0.0, endpoint: Endpo
         return ""
     lines = sum(1 + bar.label.count("\n") for bar in bars)
     with picture(f"{axis}, with intervals", height=58 + 17 * lines + 8 * len(bars)) as drawn:
-        draw_intervals(drawn.axes, bars, axis, band, limit_of(bars, band), endpoint)
+        draw_intervals(drawn.axes, bars, axis, band, endpoint)
     return drawn.svg
 
 
@@ -218,9 +223,9 @@ def draw_intervals(
     axes: Any,
     bars: Sequence[Bar],
     axis: str,
-    band: float,
-    limit: float,
+    band: float = 0.0,
     endpoint: Endpoint | None = None,
+    limit: float | None = None,
 ) -> None:
     """Intervals below one another, with zero and the band in which a difference doesn't matter.
 
@@ -230,9 +235,14 @@ def draw_intervals(
         axis: The label of the x axis.
         band: Half the width of the band; 0: none.
         endpoint: Says how differences are written at the axis where its scale is logarithmic.
+        limit: The largest difference that is drawn. By default a few times the usual one, so that one distant arm does
+            not squeeze all others together.
     """
     from matplotlib.ticker import MultipleLocator
 
+    if limit is None:
+        farthest = [max(abs(bar.ends[0]), abs(bar.ends[2])) for bar in bars if bar.ends[0] < bar.ends[2]]
+        limit = max(8 * float(np.median(farthest or [0])), 3 * band)
     seen = [band, -band]
     for bar in bars:
         values = [*bar.ends, *(value for value, _ in bar.dots)]
@@ -266,101 +276,91 @@ def draw_intervals(
         axes.plot(mean, y, "o", color=shade, markersize=8, gid=hint)
 
 
-def limit_of(bars: Sequence[Bar], band: float) -> float:
-    """The largest difference that is drawn, so that one distant arm does not squeeze all others together."""
-    farthest = [max(abs(bar.ends[0]), abs(bar.ends[2])) for bar in bars if bar.ends[0] < bar.ends[2]]
-    return max(8 * float(np.median(farthest or [0])), 3 * band)
-
-
 # ---------------------------------------------------------------------------------------------------------- curves
 
 
 def losses(stratum: Stratum, axis: str, whole: bool = False) -> str:
     """Validation loss against a budget as SVG, see `draw_losses`; '' where no run has two validations."""
-    if not _runs_with_curves(stratum):
-        return ""
     with picture(f"validation loss against {axis}{' from the start' * whole}") as drawn:
         draw_losses(drawn.axes, stratum, axis, whole)
     return drawn.svg
 
 
-def _runs_with_curves(stratum: Stratum) -> list[tuple[int, Trained]]:
-    """The runs that have two validations or more, each with the place of its arm in the table."""
-    runs = []
-    for index, arm in enumerate(stratum.arms):
-        runs += [(index, run) for run in arm.runs.values() if len(run.curves.val) > 1]
-    return runs
-
-
 def draw_losses(axes: Any, stratum: Stratum, axis: str, whole: bool = False) -> None:
-    """Validation loss against tokens, FLOPs or seconds: one thin line per run.
+    """Validation loss against tokens, FLOPs or seconds: one thin line per run that has two validations.
 
     The first validations are far above all others. Without `whole` the picture starts after them.
     """
-    runs = _runs_with_curves(stratum)
-    points = _points(len(runs))
-    lines = []
+    runs = []
+    for index, arm in enumerate(stratum.arms):
+        runs += [(index, run) for run in arm.runs.values() if _has_curve(run)]
+    seen, ends = [], []
     for index, run in runs:
-        budgets, values = _thinned(getattr(run.curves, axis), run.curves.val, points)
+        budgets, values = getattr(run.curves, axis), run.curves.val
+        points = min(len(values), _points(len(runs)))
+        keep = np.unique(np.linspace(0, len(values) - 1, points).astype(int))  # the first and the last among them
         text = hover(f"{stratum.arms[index].label}, seed {run.seed}")
-        axes.plot(budgets, values, color=colour(index), linewidth=1.1, alpha=0.75, gid=text)
-        lines.append((budgets, values))
+        axes.plot(budgets[keep], values[keep], color=colour(index), linewidth=1.1, alpha=0.75, gid=text)
+        seen.append(values[keep])
+        ends.append(values[-1])
     _label_budget(axes, axis, f"validation {LOSS}")
-    seen = np.concatenate([values[np.isfinite(values)] for _, values in lines])
-    ends = [values[-1] for _, values in lines if np.isfinite(values[-1])]
+    ends = [end for end in ends if np.isfinite(end)]
     if whole or not ends:
         return
-    typical = [end for end in ends if end < 2 * np.median(ends)]
-    low = float(seen.min())
-    top = max(float(np.quantile(seen, 0.75)), max(typical))
+    losses = np.concatenate(seen)
+    losses = losses[np.isfinite(losses)]
+    low = float(losses.min())
+    usual = 2 * np.median(ends)
+    top = max(float(np.quantile(losses, 0.75)), max(end for end in ends if end < usual))
     pad = 0.03 * (top - low or 1)
-    starts = [float(budgets[values <= top][0]) for budgets, values in lines if (values <= top).any()]
-    axes.set_xlim(left=min(starts))
+    starts = [line.get_xdata()[line.get_ydata() <= top] for line in axes.lines]
+    axes.set_xlim(left=min(float(start[0]) for start in starts if len(start)))
     axes.set_ylim(low - pad, top + pad)
 
 
 def paired_differences(stratum: Stratum, axis: str) -> str:
     """Arm minus baseline at the same budget: one thin line per seed, a thick mean. Before the end both still learn."""
-    points = _points(max(1, sum(len(arm.runs) for arm in stratum.arms[1:])))
-    lines = []
-    for index, (arm, row) in enumerate(zip(stratum.arms, stratum.rows, strict=True)):
-        pairs = _pairs_of_curves(row, arm, stratum.arms[0])
-        if pairs:
-            end = min(float(getattr(run.curves, axis)[-1]) for pair in pairs for run in pair)
-            grid = np.linspace(0.1 * end, end, points)
-            gaps = {run.seed: _loss_at(run, axis, grid) - _loss_at(base, axis, grid) for run, base in pairs}
-            lines.append((index, arm, grid, gaps))
-    if not lines:
-        return ""
-    last = [float(gap[-1]) for *_, gaps in lines for gap in gaps.values()]
-    ends = [0.0, *(end for end in last if abs(end) <= 8 * float(np.median(np.abs(last))))]
-    pad = 0.15 * (max(ends) - min(ends)) or 1e-6
+    base, *others = stratum.arms
+    points = _points(max(1, sum(len(arm.runs) for arm in others)))
+    last = []
     with picture(f"difference to the baseline against {axis}") as drawn:
         axes = drawn.axes
         _label_budget(axes, axis, "difference, nats per token")
-        axes.set_ylim(min(ends) - pad, max(ends) + pad)
         axes.axhline(0, color=MUTED, linewidth=1, linestyle="--")
-        for index, arm, grid, gaps in lines:
-            for seed, gap in gaps.items():
-                name = hover(f"{arm.label}, seed {seed}")
+        for index, (arm, row) in enumerate(zip(stratum.arms, stratum.rows, strict=True)):
+            pairs = []
+            for seed, difference in zip(row.seeds, row.differences, strict=True):
+                run, base_run = arm.runs.get(seed), base.runs.get(seed)
+                if difference is not None and run and base_run and _has_curve(run) and _has_curve(base_run):
+                    pairs.append((run, base_run))
+            if row.difference is None or not pairs:
+                continue
+            end = min(float(getattr(run.curves, axis)[-1]) for pair in pairs for run in pair)
+            grid = np.linspace(0.1 * end, end, points)
+            gaps = []
+            for run, base_run in pairs:
+                gap = _loss_at(run, axis, grid) - _loss_at(base_run, axis, grid)
+                name = hover(f"{arm.label}, seed {run.seed}")
                 axes.plot(grid, gap, color=colour(index), linewidth=0.8, alpha=0.35, gid=name)
-            mean = np.mean([*gaps.values()], axis=0)
+                gaps.append(gap)
+                last.append(float(gap[-1]))
+            mean = np.mean(gaps, axis=0)
             axes.plot(grid, mean, color=colour(index), linewidth=2.2, gid=hover(arm.label))
-    return drawn.svg
+        if last:
+            usual = 8 * float(np.median(np.abs(last)))
+            ends = [0.0, *(end for end in last if abs(end) <= usual)]
+            pad = 0.15 * (max(ends) - min(ends)) or 1e-6
+            axes.set_ylim(min(ends) - pad, max(ends) + pad)
+    return drawn.svg if last else ""
 
 
-def _pairs_of_curves(row: ArmResult, arm: Arm, base: Arm) -> list[tuple[Trained, Trained]]:
-    """The runs of an arm and the baseline at the seeds that have a difference, where both have two validations."""
-    if row.difference is None:
-        return []
-    pairs = []
-    for seed, difference in zip(row.seeds, row.differences, strict=True):
-        run, base_run = arm.runs.get(seed), base.runs.get(seed)
-        if difference is None or run is None or base_run is None:
-            continue
-        if min(len(run.curves.val), len(base_run.curves.val)) > 1:
-            pairs.append((run, base_run))
-    return pairs
+def _has_curve(run: Trained) -> bool:
+    """Whether it has two validations, so that there is a line."""
+    return len(run.curves.val) > 1
+
+
+def _points(lines: int) -> int:
+    return min(80, max(12, LINE_POINTS // lines))
 
 
 def _label_budget(axes: Any, axis: str, label: str) -> None:
@@ -375,16 +375,6 @@ def _label_budget(axes: Any, axis: str, label: str) -> None:
 def _loss_at(run: Trained, axis: str, budgets: Array) -> Array:
     """A run's validation loss at some budgets, between its validations."""
     return np.interp(budgets, getattr(run.curves, axis), run.curves.val)
-
-
-def _points(lines: int) -> int:
-    return min(80, max(12, LINE_POINTS // lines))
-
-
-def _thinned(x: Array, y: Array, points: int) -> tuple[Array, Array]:
-    """At most about `points` of a line, the first and the last among them."""
-    keep = np.unique(np.linspace(0, len(x) - 1, min(len(x), points)).astype(int))
-    return x[keep], y[keep]
 
 
 # ------------------------------------------------------------------------------------------------------------ rates
@@ -443,6 +433,5 @@ def comparison_figure(stratum: Stratum) -> Figure:
         labels = [middle(arm.label, NAME_LETTERS) for arm in stratum.arms]
         curves.legend([Line2D([], [], color=colour(index)) for index in range(len(labels))], labels)
         if bars:
-            band = stratum.endpoint.margin
-            draw_intervals(differences, bars, direction(stratum), band, limit_of(bars, band), stratum.endpoint)
+            draw_intervals(differences, bars, direction(stratum), stratum.endpoint.margin, stratum.endpoint)
     return figure

@@ -292,14 +292,14 @@ def _row(entry: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any] | No
 
 def figure(entry: dict[str, Any]) -> Figure | None:
     """The difference of each expectation with its interval in margins, and its outcome; None without any."""
-    from nexus_ablate.report.charts import draw_intervals, limit_of, picture
+    from nexus_ablate.report.charts import draw_intervals, picture
 
     bars = _bars(entry)
     if not bars:
         return None
     further_lines = sum(bar.label.count("\n") for bar in bars)
     with picture(f"differences of {entry['study']}", 60 + 24 * len(bars) + 16 * further_lines, 640) as drawn:
-        draw_intervals(drawn.axes, bars, _unit(entry), 1.0, limit_of(bars, 1.0))
+        draw_intervals(drawn.axes, bars, _unit(entry), band=1.0)
     return drawn.figure
 
 

@@ -269,5 +269,5 @@ def figure(outcomes: Sequence[ChangeOutcome]) -> Figure:
             label = f"{outcome.name}, {outcome.size}"
             bars.append(Bar(label, (low, middle, high), outcome.agreement + margin, tone, tone))
     with picture("agreement with published outcomes", 60 + 21 * len(bars), 800) as drawn:
-        draw_intervals(drawn.axes, bars, "nats per token, agreement to the right", 0.0, FARTHEST)
+        draw_intervals(drawn.axes, bars, "nats per token, agreement to the right", limit=FARTHEST)
     return drawn.figure
