@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from written_runs import Writer
 
 from nexus_ablate.cli import main
-from nexus_ablate.report.run_picture import heat_map, run_figure
+from nexus_ablate.report.run_picture import heat_maps, run_figure
 from nexus_ablate.runs import read_run
 
 STEPS = (0, 1, 2, 4, 100)
@@ -30,7 +30,7 @@ def run(tmp_path):
 
 
 def test_a_heat_map_has_its_steps_to_scale_and_its_colours_fit_the_data(run):
-    figure = heat_map(run.probes(), "attn/entropy", "entropy", 1.0)
+    figure = dict(heat_maps(run.probes()))["attn/entropy"]
     assert isinstance(figure, Figure)
     axes = figure.axes[0]
     mesh = axes.collections[0]

@@ -6,7 +6,7 @@ import io
 import math
 import re
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from textwrap import fill
@@ -31,8 +31,8 @@ MOST_LINES = 8
 
 _BLOCK = re.compile(r".*/block_(?P<block>\d{1,5})(/.*)?")
 
-HEAT_MAPS = tuple((measure.names[-1], measure.title, measure.most) for measure in MEASURES if measure.heat_map)
-"""Name, title and the largest value there can be."""
+HEAT_MAPS = {measure.names[-1]: measure for measure in MEASURES if measure.heat_map}
+"""The statistics that are drawn by block and step, by their names over all blocks."""
 
 
 def save_figure(figure: Figure, path: Path) -> None:
@@ -58,49 +58,52 @@ def run_figure(record: RunRecord) -> Figure:
     curves, probes = _curves(record), record.probes()
     if not curves:
         raise UserError("this run has no rows yet", str(record.path), "wait for its first steps")
-    drawn_maps = [each for each in HEAT_MAPS if heat_values(probes, each[0])]
-    figure = Figure(figsize=(13, 7 if drawn_maps else 3.6), layout="constrained")
+    grids = _heat_grids(probes)
+    figure = Figure(figsize=(13, 7 if grids else 3.6), layout="constrained")
     tokens, losses = curves.get("val/loss", _NOTHING)
     end = f": validation loss {losses[-1]:.4f} after {tokens[-1]:,.0f} tokens" if losses else ""
     figure.suptitle(printable(f"{record.arm}, seed {record.seed}{end}"), fontsize=14)
-    parts: Any = figure.subfigures(2 if drawn_maps else 1, 1, squeeze=False)
+    parts: Any = figure.subfigures(2 if grids else 1, 1, squeeze=False)
     loss, gradients, weights = parts[0, 0].subplots(1, 3)
-    _draw_loss(loss, curves)
+    loss.plot(*curves.get("train/loss", _NOTHING), color="0.65", linewidth=1, label="training")
+    loss.plot(tokens, losses, color="C0", marker="o", markersize=4, label="validation")
+    _finish(loss, "loss", "nats per token")
     _draw_gradients(gradients, curves)
     _draw_weights(weights, curves)
-    if drawn_maps:
+    if grids:
         maps = parts[1, 0]
-        places = maps.subplots(1, len(drawn_maps), squeeze=False)[0]
-        for axes, (name, title, top) in zip(places, drawn_maps, strict=True):
-            _draw_heat_map(maps, axes, probes, name, title, top)
+        places = maps.subplots(1, len(grids), squeeze=False)[0]
+        for axes, (name, grid) in zip(places, grids.items(), strict=True):
+            _draw_heat_map(maps, axes, probes, name, grid)
     return figure
 
 
-def heat_map(probes: Rows, name: str, title: str, top: float | None) -> Figure | None:
-    """One of `HEAT_MAPS` as a figure of its own; None where the statistic was not probed."""
-    from matplotlib.figure import Figure
-
-    if not heat_values(probes, name):
-        return None
-    figure = Figure(figsize=(5, 3.75), layout="constrained")
-    _draw_heat_map(figure, figure.subplots(), probes, name, title, top)
-    return figure
-
-
-def heat_values(probes: Rows, name: str) -> list[list[float]]:
-    """A list per block with a statistic's value at each probed step, of one with a value a head their mean.
+def heat_maps(probes: Rows) -> Iterator[tuple[str, Figure]]:
+    """The name of each of `HEAT_MAPS` that was probed, with a figure of its own.
 
     Args:
         probes: Rows of probes.jsonl.
-        name: Area and statistic, `attn/entropy`.
     """
-    area, _, statistic = name.partition("/")
-    form = re.compile(rf"{re.escape(area)}/block_\d+/{re.escape(statistic)}")
-    names = sorted(filter(form.fullmatch, probes[-1])) if probes else []
-    grid = []
-    for block in names:
-        grid.append([_number(row.get(block)) for row in probes])
-    return grid
+    from matplotlib.figure import Figure
+
+    for name, grid in _heat_grids(probes).items():
+        figure = Figure(figsize=(5, 3.75), layout="constrained")
+        _draw_heat_map(figure, figure.subplots(), probes, name, grid)
+        yield name, figure
+
+
+def _heat_grids(probes: Rows) -> dict[str, list[list[float]]]:
+    """Of each of `HEAT_MAPS` that was probed a list per block: its value at each probed step, of heads their mean."""
+    grids = {}
+    for name in HEAT_MAPS if probes else ():
+        area, _, statistic = name.partition("/")
+        form = re.compile(rf"{re.escape(area)}/block_\d+/{re.escape(statistic)}")
+        grid = []
+        for block in sorted(filter(form.fullmatch, probes[-1])):
+            grid.append([_number(row.get(block)) for row in probes])
+        if grid:
+            grids[name] = grid
+    return grids
 
 
 def _number(value: float | list[float | None] | None) -> float:
@@ -120,12 +123,6 @@ def _curves(record: RunRecord) -> Curves:
                 tokens.append(row["tokens"])
                 values.append(value)
     return curves
-
-
-def _draw_loss(axes: Any, curves: Curves) -> None:
-    axes.plot(*curves.get("train/loss", _NOTHING), color="0.65", linewidth=1, label="training")
-    axes.plot(*curves.get("val/loss", _NOTHING), color="C0", marker="o", markersize=4, label="validation")
-    _finish(axes, "loss", "nats per token")
 
 
 def _draw_gradients(axes: Any, curves: Curves) -> None:
@@ -151,17 +148,17 @@ def _draw_weights(axes: Any, curves: Curves) -> None:
     _finish(axes, f"weights{selection}", "RMS over its first value")
 
 
-def _draw_heat_map(figure: Any, axes: Any, probes: Rows, name: str, title: str, top: float | None) -> None:
-    """Block by probed step of a statistic; of one with a value for each head, their mean."""
+def _draw_heat_map(figure: Any, axes: Any, probes: Rows, name: str, grid: list[list[float]]) -> None:
+    """One of `_heat_grids`, block by probed step."""
     from matplotlib.colors import LogNorm, Normalize
 
-    axes.set_title(fill(title, 24), fontsize=12)
+    measure = HEAT_MAPS[name]
+    axes.set_title(fill(measure.title, 24), fontsize=12)
     axes.set(xlabel="step", ylabel="block")
     axes.locator_params(axis="x", nbins=4)
-    grid = heat_values(probes, name)
     seen = [value for row in grid for value in row if not math.isnan(value)] or [0.0, 1.0]
     low, high = min(seen), max(seen)
-    spans_decades = top is None and low > 0 and high > 30 * low
+    spans_decades = measure.most is None and low > 0 and high > 30 * low
     norm = LogNorm(low, high) if spans_decades else Normalize(low, high)
     steps = [row["step"] for row in probes]
     middles = [(before + after) / 2 for before, after in pairwise(steps)]
@@ -199,11 +196,10 @@ def run_lines(record: RunRecord) -> list[tuple[str, str]]:
 
     Of more than `MOST_LINES` blocks so many are shown.
     """
-    curves, probes = _curves(record), record.probes()
+    curves = _curves(record)
     names = [name for name in ("train/loss", "val/loss", "grad_norm/global") if name in curves]
     lines = [(name, curve_text(curves[name][1])) for name in names]
-    for name, *_ in HEAT_MAPS:
-        grid = heat_values(probes, name)
+    for name, grid in _heat_grids(record.probes()).items():
         count = min(len(grid), MOST_LINES)
         for number in range(count):
             block = round(number * (len(grid) - 1) / max(count - 1, 1))

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from nexus_ablate.report.run_picture import HEAT_MAPS, heat_map
+from nexus_ablate.report.run_picture import HEAT_MAPS, heat_maps
 from nexus_ablate.runs import SETTLED, RunRecord, atomic_write_json, read_jsonl
 from nexus_ablate.runs.formats import WandbRun
 from nexus_ablate.runs.record import parse_row, read_lines
@@ -102,10 +102,8 @@ class Upload:
 
         probes = read_jsonl(self._run_dir / "probes.jsonl")
         media = {}
-        for name, title, top in HEAT_MAPS:
-            figure = heat_map(probes, name, title, top)
-            if figure is not None:
-                media[f"heat_map/{name}"] = wandb.Image(_pixels(figure), caption=title)
+        for name, figure in heat_maps(probes):
+            media[f"heat_map/{name}"] = wandb.Image(_pixels(figure), caption=HEAT_MAPS[name].title)
         lacking = bool(media.keys() - set(self._run.summary.keys()))
         if lacking:
             self._run.log(media)

@@ -179,7 +179,7 @@ def sections() -> list[Section]:
     for part, title in (("attn", "attention"), ("ffn", "FFN")):
         by_block = rf"grad_norm/block_\d+/{part}"
         panels["gradients"].append(_lines(f"gradient norm by block: {title}", metric_regex=by_block, log_y=True))
-    heat_maps = [f"heat_map/{name}" for name, _, _ in HEAT_MAPS]
+    heat_maps = [f"heat_map/{name}" for name in HEAT_MAPS]
     panels["outliers"].append(wr.MediaBrowser(title="blocks over training", media_keys=heat_maps))
     final_loss = wr.SummaryMetric("val_loss")
     kurtosis = wr.SummaryMetric("act/resid/kurtosis_token")
