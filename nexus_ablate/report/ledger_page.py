@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from nexus_ablate.comparison.learning_rates import RATES
 from nexus_ablate.comparison.results import in_settings
 from nexus_ablate.comparison.statistics import LEVEL
 from nexus_ablate.comparison.terms import amends_claim
+from nexus_ablate.comparison.verdict import NOT_COMPARABLE
 from nexus_ablate.console import several
 from nexus_ablate.report.sentences import arm_of
 
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from nexus_ablate.report.charts import Bar
     from nexus_ablate.study.schema import Study
 
+Entry = dict[str, Any]
+"""What is published of a study: a file of conf/claims."""
+
 NOT_TRAINED = "not trained yet"
 TONES = {SUPPORTED: "good", CONTRADICTED: "bad", OPPOSITE: "warn", BETTER_THAN_EXPECTED: "warn", NOT_SHOWN: "muted"}
 """The colour of each outcome in the figures."""
@@ -38,6 +42,8 @@ HEADLINES = ("rms_vs_layer", "ffn", "final_norm", "biases", "dyt_vs_rms")
 LABEL_LETTERS = 40
 """Letters of a line beside intervals."""
 FIRST_EDITION = "†"
+OF_TRAINING = ("trains", "fails")
+"""What is expected of whether runs train, of no difference."""
 HEAD = f"""# Claims
 
 Claims that are often made about transformer architectures, tested with runs of this project. Each is restated so that a
@@ -59,7 +65,7 @@ NAME` lists what else each arm changes. The words are those of [studies](studies
 
 def page(
     claims: Mapping[str, Study],
-    entries: Mapping[str, dict[str, Any]],
+    entries: Mapping[str, Entry],
     designs: Mapping[str, str],
     former: Sequence[Mapping[str, str]] = (),
 ) -> str:
@@ -72,21 +78,22 @@ def page(
         former: Claims of the first edition: study, claim, outcome, and what was wrong.
     """
     lines = [HEAD, "| as it is tested | outcome | fidelity | study |", "|---|---|---|---|"]
-    published = [name for name in claims if name in entries]
+    sections = []
     for name, study in claims.items():
-        claim, outcome, link = study.claim, f"{NOT_TRAINED} ({study.cost})", f"`{name}`"
-        if name in entries:
-            claim, outcome, link = entries[name]["claim"], f"**{outcome_of(entries[name])}**", f"[`{name}`](#{name})"
-        lines.append(f"| {claim} | {outcome} | {' '.join(study.fidelity)} | {link} |")
-    lines += ["", *_over_the_ledger(entries)]
-    for name in published:
-        lines += ["", *_section(claims[name], entries[name], designs.get(name, ""))]
+        fidelity = " ".join(study.fidelity)
+        entry = entries.get(name)
+        if entry is None:
+            lines.append(f"| {study.claim} | {NOT_TRAINED} ({study.cost}) | {fidelity} | `{name}` |")
+        else:
+            lines.append(f"| {entry['claim']} | **{outcome_of(entry)}** | {fidelity} | [`{name}`](#{name}) |")
+            sections += ["", *_section(study, entry, designs.get(name, ""))]
+    lines += ["", *_over_the_ledger(entries), *sections]
     if former:
         lines += ["", *_first_edition(former, entries)]
     return "\n".join(lines) + "\n"
 
 
-def _first_edition(former: Sequence[Mapping[str, str]], entries: Mapping[str, dict[str, Any]]) -> list[str]:
+def _first_edition(former: Sequence[Mapping[str, str]], entries: Mapping[str, Entry]) -> list[str]:
     """What became of each claim of the first edition."""
     lines = [
         "## The first edition",
@@ -106,7 +113,7 @@ def _first_edition(former: Sequence[Mapping[str, str]], entries: Mapping[str, di
     return lines
 
 
-def _over_the_ledger(entries: Mapping[str, dict[str, Any]]) -> list[str]:
+def _over_the_ledger(entries: Mapping[str, Entry]) -> list[str]:
     """What a correction over all entries leaves, and which of them share runs."""
     decided, left = survivors(entries)
     lines = []
@@ -122,7 +129,7 @@ def _over_the_ledger(entries: Mapping[str, dict[str, Any]]) -> list[str]:
     return lines
 
 
-def survivors(entries: Mapping[str, dict[str, Any]]) -> tuple[list[str], list[str]]:
+def survivors(entries: Mapping[str, Entry]) -> tuple[list[str], list[str]]:
     """The studies whose outcome was decided by tests, and those of them that survive a correction over all tests.
 
     Holm's procedure holds the chance of one false word in the whole ledger at 5%. A study survives if each test that
@@ -133,29 +140,29 @@ def survivors(entries: Mapping[str, dict[str, Any]]) -> tuple[list[str], list[st
         for expected in entry["expectations"]:
             if expected.get("p") is not None:
                 tests.append((expected["p"], name, expected["outcome"] == entry["outcome"]))
-    decided = dict.fromkeys(name for _, name, decides in tests if decides and entries[name]["outcome"] in DECIDED)
-    survives, lost = True, set()
+    stands, survives = {}, True
     for rank, (p, name, decides) in enumerate(sorted(tests)):
         survives = survives and p <= LEVEL / (len(tests) - rank)
-        if decides and not survives:
-            lost.add(name)
-    return [*decided], [name for name in decided if name not in lost]
+        if decides and entries[name]["outcome"] in DECIDED:
+            stands[name] = survives
+    decided = [name for name in entries if name in stands]
+    return decided, [name for name in decided if stands[name]]
 
 
-def sharing_a_baseline(entries: Mapping[str, dict[str, Any]]) -> list[list[str]]:
+def sharing_a_baseline(entries: Mapping[str, Entry]) -> list[list[str]]:
     """Groups of studies that have runs of one baseline in common, so that their errors go together."""
-    users: dict[str, list[str]] = {}
+    users: dict[float | None, set[str]] = defaultdict(set)
     for name, entry in entries.items():
         for table in entry["strata"].values():
-            runs = next(iter(table["runs"].values()))
-            for values in runs.values():
-                if values.get("val_loss") is not None:
-                    users.setdefault(repr(values["val_loss"]), []).append(name)
-    groups = {frozenset(names) for names in users.values() if len({*names}) > 1}
+            baseline = next(iter(table["runs"].values()))
+            for values in baseline.values():
+                users[values.get("val_loss")].add(name)
+    users.pop(None, None)
+    groups = {frozenset(names) for names in users.values() if len(names) > 1}
     return sorted(sorted(group) for group in groups if not any(group < other for other in groups))
 
 
-def decided(claims: Mapping[str, Study], entries: Mapping[str, dict[str, Any]]) -> str:
+def decided(claims: Mapping[str, Study], entries: Mapping[str, Entry]) -> str:
     """For the README: how many claims have each outcome, and a row for each of the headlines."""
     outcomes = Counter(entry["outcome"] for entry in entries.values())
     order = (*DECIDED, NOT_SHOWN, NOT_TESTABLE)
@@ -178,7 +185,7 @@ def decided(claims: Mapping[str, Study], entries: Mapping[str, dict[str, Any]]) 
     return "\n".join(lines)
 
 
-def _in_numbers(entry: Mapping[str, Any]) -> str:
+def _in_numbers(entry: Entry) -> str:
     """The first difference in a setting that has the outcome of the entry: ` (femto: all -0.0322 in val_loss)`."""
     outcome, settings = entry["outcome"], entry.get("settings", {})
     if outcome in DECIDED:
@@ -188,7 +195,7 @@ def _in_numbers(entry: Mapping[str, Any]) -> str:
     return ""
 
 
-def outcome_of(entry: Mapping[str, Any]) -> str:
+def outcome_of(entry: Entry) -> str:
     """The outcome as lists show it: `SUPPORTED IN 3 OF 4 SETTINGS, not shown in 1`, and what must be known with it."""
     depends_on = dict.fromkeys(each["on"] for each in entry.get("dependences", []) if each["is_shown"])
     text = in_settings(entry["outcome"], entry.get("settings", {}), [*depends_on])
@@ -202,7 +209,7 @@ def _place(expected: dict[str, Any]) -> str:
     return arm_of(expected["stratum"], expected["arm"])
 
 
-def _section(study: Study, entry: dict[str, Any], design: str) -> list[str]:
+def _section(study: Study, entry: Entry, design: str) -> list[str]:
     """What is published of one claim."""
     made, name = entry["made"], entry["study"]
     lines = [f"## {name}", "", f"Stated as: {entry['stated']}", ""]
@@ -247,7 +254,7 @@ def picture_of(study: str) -> str:
     return f"claims/{study}.png"
 
 
-def _lacking(entry: dict[str, Any]) -> list[str]:
+def _lacking(entry: Entry) -> list[str]:
     """What it would take to decide the expectations that are not shown."""
     if entry["outcome"] != NOT_SHOWN:
         return []
@@ -256,13 +263,16 @@ def _lacking(entry: dict[str, Any]) -> list[str]:
         if expected["outcome"] != NOT_SHOWN:
             continue
         needed = max(needed, expected["seeds"] or 0)
-        row, place = _row(entry, expected), _place(expected)
-        if row is not None and row["verdict"] == "NOT COMPARABLE":
-            lines.append(f"- more seeds would not decide this, but a fair design might: {place}")
-        elif row is None or row["delta"] is None or expected["expected"] in ("trains", "fails"):
-            lines.append(f"- how many seeds would decide this cannot be estimated: {place}")
+        row = _row(entry, expected)
+        if row.get("verdict") == NOT_COMPARABLE:
+            why = "more seeds would not decide this, but a fair design might"
+        elif row.get("delta") is None or expected["expected"] in OF_TRAINING:
+            why = "how many seeds would decide this cannot be estimated"
         elif expected["seeds"] is None:
-            lines.append(f"- to decide this, more than 1000 seeds, or a design with larger differences: {place}")
+            why = "to decide this, more than 1000 seeds, or a design with larger differences"
+        else:
+            continue
+        lines.append(f"- {why}: {_place(expected)}")
     if needed:
         of_a_seed = 0
         for table in entry["strata"].values():
@@ -274,23 +284,23 @@ def _lacking(entry: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _seeds(entry: dict[str, Any]) -> int:
+def _seeds(entry: Entry) -> int:
     return max(len(runs) for table in entry["strata"].values() for runs in table["runs"].values())
 
 
-def _row(entry: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any] | None:
-    """The numbers of an expectation's arm and endpoint; None if the arm has none."""
+def _row(entry: Entry, expected: dict[str, Any]) -> dict[str, Any]:
+    """The numbers of an expectation's arm and endpoint; {} if the arm has none."""
     table = entry["strata"].get(expected["stratum"], {"rows": []})
     for row in table["rows"]:
         if (row["arm"], row["endpoint"]) == (expected["arm"], expected["endpoint"]):
             return row
-    return None
+    return {}
 
 
 # ---------------------------------------------------------------------------------------------------------- figure
 
 
-def figure(entry: dict[str, Any]) -> Figure | None:
+def figure(entry: Entry) -> Figure | None:
     """The difference of each expectation with its interval in margins, and its outcome; None without any."""
     from nexus_ablate.report.charts import draw_intervals, picture
 
@@ -303,34 +313,34 @@ def figure(entry: dict[str, Any]) -> Figure | None:
     return drawn.figure
 
 
-def _unit(entry: dict[str, Any]) -> str:
+def _unit(entry: Entry) -> str:
     """What the axis shows: margins, and what a margin is where all are the same."""
     margins = set()
     for expected in entry["expectations"]:
-        margin = entry["strata"][expected["stratum"]]["margins"][expected["endpoint"]]
-        margins.add(Endpoint(expected["endpoint"]).within(margin))
+        margins.add(Endpoint(expected["endpoint"]).within(_margin(entry, expected)))
     one = f" of {margins.pop().removeprefix('±')}" if len(margins) == 1 else ""
     return f"difference, in margins{one}"
 
 
-def _bars(entry: dict[str, Any]) -> list[Bar]:
+def _bars(entry: Entry) -> list[Bar]:
     """An interval for each expectation that has one and a margin."""
     from nexus_ablate.report.charts import Bar
 
     bars = []
     for expected in entry["expectations"]:
         row = _row(entry, expected)
-        if expected["expected"] in ("trains", "fails") or row is None or row["delta"] is None:
+        if row.get("delta") is None or expected["expected"] in OF_TRAINING:
             continue
-        margin = entry["strata"][expected["stratum"]]["margins"][expected["endpoint"]]
-        if margin:
-            endpoint = "/".join(expected["endpoint"].replace("val_loss", "").split("/")[-2:])
-            label = " ".join(
-                filter(
-                    None, (_place(expected).replace(",", ", "), endpoint, f"(expected:\u00a0{expected['expected']})")
-                )
-            )
+        if margin := _margin(entry, expected):
             ends = (row["low"] / margin, row["delta"] / margin, row["high"] / margin)
+            endpoint = "/".join(expected["endpoint"].replace("val_loss", "").split("/")[-2:])
+            words = [_place(expected).replace(",", ", "), endpoint, f"(expected:\u00a0{expected['expected']})"]
+            label = fill(" ".join(filter(None, words)), LABEL_LETTERS)
             tone = TONES[expected["outcome"]]
-            bars.append(Bar(fill(label, LABEL_LETTERS), ends, expected["outcome"].lower(), tone, tone))
+            bars.append(Bar(label, ends, expected["outcome"].lower(), tone, tone))
     return bars
+
+
+def _margin(entry: Entry, expected: dict[str, Any]) -> float:
+    """The smallest difference that matters, on the scale of differences; 0 if none is declared."""
+    return entry["strata"][expected["stratum"]]["margins"][expected["endpoint"]]

@@ -26,6 +26,7 @@ from nexus_ablate.study.panel import Panel, PanelChange
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Outcomes = Sequence[ChangeOutcome]
 TONES = {"right": "good", "wrong": "warn", "reversed": "bad", "not decided": "muted"}
 FARTHEST = 0.1
 """Nats per token: larger differences are drawn at the edge of the figure."""
@@ -85,7 +86,7 @@ def _markdown(table: TextTable) -> str:
 # ------------------------------------------------------------------------------------------------------------ tables
 
 
-def published_table(panel: Panel, changes: Mapping[str, PanelChange], outcomes: Sequence[ChangeOutcome]) -> TextTable:
+def published_table(panel: Panel, changes: Mapping[str, PanelChange], outcomes: Outcomes) -> TextTable:
     """What is published of some changes, in full, and what small models say of them."""
     heads = ["change", "kind", "arm", "against", "published", "in models of", "matched", "source", "seen before"]
     if outcomes:
@@ -109,7 +110,7 @@ def published_table(panel: Panel, changes: Mapping[str, PanelChange], outcomes: 
     return TextTable(heads, rows, heads)
 
 
-def short_table(panel: Panel, outcomes: Sequence[ChangeOutcome]) -> TextTable:
+def short_table(panel: Panel, outcomes: Outcomes) -> TextTable:
     """The panel in the width of a terminal."""
     heads = ["change", "kind", "published", "models", "", *panel.sizes]
     rows = []
@@ -127,7 +128,7 @@ def expectation(change: PanelChange) -> str:
     return change.expected if change.effect is None else f"{change.expected} {change.effect:+.3f}"
 
 
-def _by_size(panel: Panel, name: str, outcomes: Sequence[ChangeOutcome]) -> list[str]:
+def _by_size(panel: Panel, name: str, outcomes: Outcomes) -> list[str]:
     """What each size says of a change; '' where it is not trained."""
     cells = dict.fromkeys(panel.sizes, "")
     failed = {math.inf: "(arm fails to train)", -math.inf: "(baseline fails to train)"}
@@ -140,7 +141,7 @@ def _by_size(panel: Panel, name: str, outcomes: Sequence[ChangeOutcome]) -> list
     return list(cells.values())
 
 
-def score_table(outcomes: Sequence[ChangeOutcome]) -> TextTable:
+def score_table(outcomes: Outcomes) -> TextTable:
     """By size: how many are right, beside two strategies that look at nothing."""
     heads, rows = ["", "directional", "null", "both"], []
     for size, of_size in groupby(outcomes, key=lambda outcome: outcome.size):
@@ -169,7 +170,7 @@ def share_text(share: Share) -> str:
     return f"{share.right} of {share.of}, {share.right / share.of:.0%} ({low:.0%} to {high:.0%})"
 
 
-def kind_table(outcomes: Sequence[ChangeOutcome]) -> TextTable:
+def kind_table(outcomes: Outcomes) -> TextTable:
     """By kind of change and size, how many of the scored ones are right, and the names of the others."""
     sizes = list(dict.fromkeys(outcome.size for outcome in outcomes))
     kinds: dict[str, list[ChangeOutcome]] = defaultdict(list)
@@ -221,7 +222,7 @@ def sentences(panel: Panel, runs: Sequence[PanelRun]) -> list[str]:
     return lines
 
 
-def agreements(outcomes: Sequence[ChangeOutcome]) -> list[str]:
+def agreements(outcomes: Outcomes) -> list[str]:
     """By size, how many of the scored directional changes have the published sign."""
     lines = []
     for size, of_size in groupby(outcomes, key=lambda outcome: outcome.size):
@@ -254,7 +255,7 @@ def power(of: int, which: str = "") -> str:
 # ------------------------------------------------------------------------------------------------------------ figure
 
 
-def figure(outcomes: Sequence[ChangeOutcome]) -> Figure:
+def figure(outcomes: Outcomes) -> Figure:
     """Each scored difference with its interval, directed so that agreement with what is published lies to the right."""
     from nexus_ablate.report.charts import Bar, draw_intervals, picture
 
