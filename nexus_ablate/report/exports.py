@@ -131,10 +131,21 @@ def _spreadsheet_safe(cell: Any) -> Any:
 
 
 def run_records(stratum: Stratum) -> list[dict[str, Any]]:
-    """A record per run that counts, without those that only one of a pair has; `caution` is what a verdict needs."""
+    """A record per run that counts, without those that only one of a pair has.
+
+    `caution` is what verdicts rest on that rows don't show, so that a table of them would claim more.
+    """
+    terms = stratum.terms
+    cautions = list(stratum.exploratory)
+    if stratum.looks:
+        cautions.append("the looks of the study chose its seeds")
+    if terms.family >= len(stratum.rows):
+        cautions.append(f"{terms.family} pairs of arms share the 5%")
+    if round(terms.share * terms.strata, 6) < 1:
+        cautions.append("other endpoints share the 5%")
     records = []
     for row, arm in zip(stratum.rows, stratum.arms, strict=True):
-        caution = "; ".join(_beyond_rows(stratum))
+        caution = "; ".join(cautions)
         if row.word == NOT_COMPARABLE:
             caution = f"{NOT_COMPARABLE}: {row.reason}"
         for seed, value in zip(row.seeds, row.values, strict=True):
@@ -148,19 +159,6 @@ def run_records(stratum: Stratum) -> list[dict[str, Any]]:
                 record["caution"] = caution
             records.append(record)
     return records
-
-
-def _beyond_rows(stratum: Stratum) -> list[str]:
-    """What verdicts rest on that rows don't show, so that a table of them would claim more."""
-    terms = stratum.terms
-    reasons = list(stratum.exploratory)
-    if stratum.looks:
-        reasons.append("the looks of the study chose its seeds")
-    if terms.family >= len(stratum.rows):
-        reasons.append(f"{terms.family} pairs of arms share the 5%")
-    if round(terms.share * terms.strata, 6) < 1:
-        reasons.append("other endpoints share the 5%")
-    return reasons
 
 
 # ------------------------------------------------------------------------------------------------------------ json
