@@ -385,35 +385,35 @@ def learning_rates(stratum: Stratum) -> str:
 
     A thin line is of the tuning runs, a thick one of the runs that are judged.
     """
-    rows = [(index, row) for index, row in enumerate(stratum.rows) if _finite(row.lr_curve)]
-    if not rows:
+    tuned = []
+    for index, row in enumerate(stratum.rows):
+        if any(math.isfinite(value) for values in row.lr_curve.values() for value in values):
+            tuned.append((index, row))
+    if not tuned:
         return ""
     with picture("loss over the learning rate") as drawn:
         axes = drawn.axes
         axes.set(xscale="log", xlabel="learning rate", ylabel=f"validation {LOSS}")
-        rates = sorted({rate for _, row in rows for rate in row.lr_curve})
+        rates = sorted({rate for _, row in tuned for rate in row.lr_curve})
         axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
         axes.minorticks_off()
-        for index, row in rows:
-            for curve, width in ((row.lr_curve, 0.8 if row.claim_curve else 2.2), (row.claim_curve, 2.2)):
-                means = {rate: float(np.mean(values)) for rate, values in curve.items()}
-                axes.plot(list(means), list(means.values()), color=colour(index), linewidth=width, gid=hover(row.arm))
-                for rate, value in _finite(curve):
-                    axes.plot(rate, value, ".", color=colour(index), gid=hover(f"{row.arm}, {rate:g}: {value:.4f}"))
+        for index, row in tuned:
+            judged = row.claim_curve or row.lr_curve
+            for curve in (row.lr_curve, row.claim_curve):
+                means = [float(np.mean(values)) for values in curve.values()]
+                width = 2.2 if curve is judged else 0.8
+                axes.plot(list(curve), means, color=colour(index), linewidth=width, gid=hover(row.arm))
+                for rate, values in curve.items():
+                    for value in filter(math.isfinite, values):
+                        text = hover(f"{row.arm}, {rate:g}: {value:.4f}")
+                        axes.plot(rate, value, ".", color=colour(index), gid=text)
             if (best := row.best_lr) is not None:
                 place, ring = ("edge", BAD) if row.lr_edge else ("best", INK)
+                nearest = min(judged, key=lambda rate: abs(math.log(rate / best)))
                 text = hover(f"{row.arm}: best {best:g}, {place}")
-                curve = row.claim_curve or row.lr_curve
-                distances = {abs(math.log(rate / best)): rate for rate in curve}
-                lowest = float(np.mean(curve[distances[min(distances)]]))
+                lowest = float(np.mean(judged[nearest]))
                 axes.plot(best, lowest, "o", mfc="none", mec=ring, markersize=14, gid=text)
     return drawn.svg
-
-
-def _finite(curve: dict[float, list[float]]) -> list[tuple[float, float]]:
-    """The learning rates and losses of the runs that trained."""
-    points = [(rate, value) for rate, values in curve.items() for value in values]
-    return [(rate, value) for rate, value in points if math.isfinite(value)]
 
 
 # -------------------------------------------------------------------------------------------------------- notebooks
