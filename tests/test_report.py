@@ -311,7 +311,7 @@ def test_json_on_standard_output_is_json_alone(comparison, tmp_path, capsys):
 
 
 def test_a_number_that_rounds_to_zero_has_no_sign():
-    assert [signed(value, 1) for value in (-0.04, 0.04, -0.06)] == ["0.0", "0.0", "-0.1"]
+    assert [signed(value) for value in (-0.04, 0.04, -0.06)] == ["0.0", "0.0", "-0.1"]
 
 
 def test_a_cell_that_a_spreadsheet_would_execute_is_text_and_numbers_stay_numbers(comparison):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from nexus_ablate.comparison.fairness import FAIL, PASS, UNKNOWN, WAIVED, WARN
-from nexus_ablate.comparison.results import ArmResult, Change, Comparison, Secondary, Stratum
+from nexus_ablate.comparison.results import ArmResult, Comparison, Secondary, Stratum
 from nexus_ablate.comparison.statistics import LEVEL, Interval
 from nexus_ablate.comparison.verdict import (
     BETTER,
@@ -106,9 +106,9 @@ def records(stratum: Stratum) -> list[dict[str, Any]]:
 # --------------------------------------------------------------------------------------------------------- numbers
 
 
-def signed(value: float, digits: int = 4) -> str:
+def signed(value: float) -> str:
     """A number with its sign; one that rounds to 0 has none."""
-    return f"{value:+.{digits}f}" if round(value, digits) else f"{0:.{digits}f}"
+    return f"{value:+.1f}" if round(value, 1) else "0.0"
 
 
 def p_text(p: float) -> str:
@@ -196,10 +196,6 @@ def _outcomes_text(row: ArmResult) -> str:
     return text
 
 
-def _spikes_text(row: ArmResult) -> str:
-    return number_text(row.spike_score, "{:.2%}".format) + "!" * row.spiky
-
-
 def _best_rate_text(row: ArmResult) -> str:
     return number_text(row.best_lr, "{:g}".format) + " (edge)" * row.lr_edge
 
@@ -248,7 +244,7 @@ def main_columns(stratum: Stratum) -> list[Column]:
             "delta/SD",
             "in standard deviations of the baseline over seeds",
             "delta_over_sd",
-            lambda value: signed(value, 1),
+            signed,
         ),
         Column("wins", "seeds in which the arm was better; lower, where neither side is", "wins", _wins_text),
         Column("detectable", "difference that these seeds show with 80% power", "detectable", _detectable_text),
@@ -257,13 +253,13 @@ def main_columns(stratum: Stratum) -> list[Column]:
 
 def side_columns(stratum: Stratum) -> list[Column]:
     """The columns of cost and stability; learning rates only where they were tuned."""
-    columns = [
-        Column(
-            "worth in tokens",
-            "training tokens that the baseline would need more for the same loss, by runs of it with other budgets",
-            "worth",
-            worth_text,
-        ),
+    columns = []
+    if any(row.worth for row in stratum.rows):
+        meaning = (
+            "training tokens that the baseline would need more for the same loss, by runs of it with other budgets"
+        )
+        columns.append(Column("worth in tokens", meaning, "worth", worth_text))
+    columns += [
         _interval_column(
             "tokens ratio",
             "tokens to the higher of the two final losses, arm over baseline; 95% interval of its own",
@@ -289,23 +285,18 @@ def side_columns(stratum: Stratum) -> list[Column]:
             "spikes",
             "share of training losses 6 SD off the 128 before; ! is three times the baseline's",
             "spike_score",
-            _spikes_text,
+            lambda row: number_text(row.spike_score, "{:.2%}".format) + "!" * row.spiky,
         ),
         _number_column("rising", "runs whose loss rises at the end", "rising", str),
-        Column(
-            "best LR",
-            "at the lowest point of a parabola through the judged losses; edge: a better one may lie outside the grid",
-            "best_lr",
-            _best_rate_text,
-        ),
-        _number_column("LR sensitivity", "mean loss over the grid minus the best", "lr_sensitivity", "{:.4f}".format),
     ]
-    hidden = []
-    if not any(row.worth for row in stratum.rows):
-        hidden += ["worth in tokens"]
-    if not stratum.tuning_runs:
-        hidden += ["best LR", "LR sensitivity"]
-    return [column for column in columns if column.title not in hidden]
+    if stratum.tuning_runs:
+        meaning = (
+            "at the lowest point of a parabola through the judged losses; edge: a better one may lie outside the grid"
+        )
+        columns.append(Column("best LR", meaning, "best_lr", _best_rate_text))
+        meaning = "mean loss over the grid minus the best"
+        columns.append(_number_column("LR sensitivity", meaning, "lr_sensitivity", "{:.4f}".format))
+    return columns
 
 
 def _figure_column(name: str) -> Column:
@@ -343,24 +334,24 @@ def secondary_heading(other: Secondary) -> tuple[str, str]:
 
 
 def changes_over_strata(comparison: Comparison) -> TextTable:
-    """Each arm's difference by stratum, its change from the first to the last, agreement of sign, and order."""
+    """Each arm's difference by stratum, its change from the first to the last, agreement of sign, and order.
+
+    A change names its strata where they are not the first and the last.
+    """
     names = [stratum.name for stratum in comparison.strata]
-    rows = [_change_row(change, names[0], names[-1]) for change in comparison.changes]
     heads = ["arm", *names, "change", "sign", "order"]
-    return TextTable(heads, rows, heads)
-
-
-def _change_row(change: Change, first: str, last: str) -> list[str]:
-    """The line of an arm; its change names its strata where they are not the first and the last."""
     signs = {True: "the same", False: "differs", None: NOTHING}
-    endpoint = next(row.endpoint for row in change.rows if row)
-    cells = [change.arm]
-    for row in change.rows:
-        cells.append(f"{difference_text(row)} {bounds(row)} {row.word}".rstrip() if row else NOTHING)
-    moved = interval_text(change.change, endpoint.signed)
-    if change.change is not None and (change.first, change.last) != (first, last):
-        moved += f" from {change.first} to {change.last}"
-    return [*cells, moved, signs[change.agree], change.order or NOTHING]
+    rows = []
+    for change in comparison.changes:
+        cells = [change.arm]
+        for row in change.rows:
+            cells.append(f"{difference_text(row)} {bounds(row)} {row.word}".rstrip() if row else NOTHING)
+        endpoint = next(row.endpoint for row in change.rows if row)
+        moved = interval_text(change.change, endpoint.signed)
+        if change.change is not None and (change.first, change.last) != (names[0], names[-1]):
+            moved += f" from {change.first} to {change.last}"
+        rows.append([*cells, moved, signs[change.agree], change.order or NOTHING])
+    return TextTable(heads, rows, heads)
 
 
 def measures(stratum: Stratum) -> list[Column]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from nexus_ablate.comparison.results import ArmResult, Change, Comparison, Interaction, Stratum
+from nexus_ablate.comparison.results import ArmResult, Comparison, Interaction, Stratum
 from nexus_ablate.comparison.verdict import (
     BETTER,
     CLAIM_SEEDS,
@@ -39,41 +39,42 @@ def answer(stratum: Stratum) -> str:
 
 def lead_lines(comparison: Comparison) -> list[str]:
     """The claim with what decides it; without one, each arm over the strata, or the headline of the only stratum."""
-    over_strata = " ".join(map(_over_strata, comparison.changes))
-    return claim_lines(comparison) or [over_strata or headline(comparison.strata[0])]
+    if claim := claim_lines(comparison):
+        return claim
+    over_strata = []
+    for change in comparison.changes:  # `norm=none: WORSE in a and b, INCONCLUSIVE in c.`
+        places: dict[str, list[str]] = {}
+        for row in change.rows:
+            if row is not None and row.verdict is not None:
+                places.setdefault(row.verdict.prefix + row.word, []).append(row.stratum)
+        parts = [f"{word} in {', '.join(strata)}" for word, strata in places.items()]
+        over_strata.append(f"{change.arm}: {', '.join(parts) or 'no result yet'}.")
+    return [" ".join(over_strata) or headline(comparison.strata[0])]
 
 
 def headline(stratum: Stratum) -> str:
     """The answer as a colleague would repeat it: the largest difference that is decided, better ones first."""
     judged = [row for row in stratum.rows if row.verdict is not None]
-    decided = [row for row in judged if row.word in DIFFERENT and row.effect is not None]
-    better = [row for row in decided if row.word == BETTER]
     if not judged:
         return answer(stratum)
+    decided = [row for row in judged if row.word in DIFFERENT and row.effect is not None]
+    better = [row for row in decided if row.word == BETTER]
     lead = max(better or decided or judged, key=lambda row: abs(row.difference or 0.0))
-    clause, verdict = lead.reason.partition(";")[0], lead.verdict
+    verdict = lead.verdict
+    assert verdict is not None
+    clause = verdict.sentence.partition(";")[0]
     if not decided and len(judged) > 1:
         furthest = f"; the furthest, {lead.arm}, {clause}" if clause.startswith("ends ") else ""
         return f"No arm is shown to differ from {stratum.baseline}{furthest}."
     joint = " " if clause.startswith(("ends ", "fails ")) else ": "
-    qualifiers = f" ({', '.join(verdict.qualifiers)})" if verdict and verdict.qualifiers else ""
+    qualifiers = f" ({', '.join(verdict.qualifiers)})" if verdict.qualifiers else ""
     word = "" if lead.word in (*DIFFERENT, EQUIVALENT, *FAILS) else f"{lead.word}: "
-    return f"{verdict.prefix if verdict else ''}{word}{lead.arm}{joint}{clause}{qualifiers}."
+    return f"{verdict.prefix}{word}{lead.arm}{joint}{clause}{qualifiers}."
 
 
 def opening(stratum: Stratum) -> list[str]:
     """What a report of one stratum says first: the headline, and the words of all arms."""
     return list(dict.fromkeys((headline(stratum), answer(stratum))))
-
-
-def _over_strata(change: Change) -> str:
-    """`norm=none: WORSE in a and b, INCONCLUSIVE in c.`"""
-    places: dict[str, list[str]] = {}
-    for row in change.rows:
-        if row is not None and row.verdict is not None:
-            places.setdefault(row.verdict.prefix + row.word, []).append(row.stratum)
-    parts = [f"{word} in {', '.join(strata)}" for word, strata in places.items()]
-    return f"{change.arm}: {', '.join(parts) or 'no result yet'}."
 
 
 def basis(stratum: Stratum) -> list[str]:
@@ -85,9 +86,12 @@ def basis(stratum: Stratum) -> list[str]:
     lines = [
         f"{endpoint.name}{unit}, against {stratum.baseline} ({several(seeds, 'seed')}{sd}){better}",
         f"smallest difference that matters: {endpoint.matters}",
-        *_error_rate(stratum),
-        *stratum.regime,
     ]
+    effect = next((row.effect for row in stratum.rows if row.effect is not None), None)
+    if effect is not None:
+        cells = several(stratum.comparisons, "comparison")
+        lines.append(f"{interval_name(effect.level)}s: over {cells}, the chance of any false verdict is 5%")
+    lines += stratum.regime
     if stratum.looks:
         looks = ", ".join(map(str, stratum.looks))
         lines.append(f"the looks at {looks} seeds share these 5%; {stratum.look} of {len(stratum.looks)} are complete")
@@ -110,15 +114,6 @@ def basis(stratum: Stratum) -> list[str]:
     if any(row.word == UNSTABLE for row in stratum.rows):
         lines.append("values in brackets are over the seeds that trained; do not compare them")
     return lines
-
-
-def _error_rate(stratum: Stratum) -> list[str]:
-    """What the intervals hold, where there are any."""
-    effect = next((row.effect for row in stratum.rows if row.effect is not None), None)
-    if effect is None:
-        return []
-    cells = several(stratum.comparisons, "comparison")
-    return [f"{interval_name(effect.level)}s: over {cells}, the chance of any false verdict is 5%"]
 
 
 def direction(stratum: Stratum) -> str:
