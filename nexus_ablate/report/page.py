@@ -15,7 +15,6 @@ from nexus_ablate.comparison.results import Comparison, Stratum
 from nexus_ablate.comparison.verdict import MEANINGS
 from nexus_ablate.console import several
 from nexus_ablate.errors import printable
-from nexus_ablate.provenance import source_hash
 from nexus_ablate.report import arm_tables, charts, sentences
 
 
@@ -26,7 +25,22 @@ def html(comparison: Comparison, command: str = "", reload_seconds: int = 0) -> 
         command: The command that made the page, for its foot.
         reload_seconds: The page reloads itself this often; 0: never.
     """
-    return _filled(comparison, _origin(comparison, command), reload_seconds)
+    versions, sources, places, devices = [], [], [], []
+    for stratum in comparison.strata:
+        for arm in stratum.arms:
+            for run in arm.runs.values():
+                versions.append(run.env.get("version"))
+                sources.append(run.source[:8] if run.code else "")
+                places.append(_together([run.env.get("host"), run.env.get("platform")]))
+                devices.append(run.summary.get("processor") or run.summary.get("device"))
+    origin = {
+        "made": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC by nexus-ablate {__version__}",
+        "command": command,
+        "version": _together(versions),
+        "source hash": _together(sources),
+        "machine": _together([*places, *devices]),
+    }
+    return _filled(comparison, origin, reload_seconds)
 
 
 def summary(stratum: Stratum) -> str:
@@ -35,7 +49,11 @@ def summary(stratum: Stratum) -> str:
 
 
 def _filled(comparison: Comparison, origin: dict[str, str], reload_seconds: int) -> str:
-    """The template of a comparison; without an origin, the opening alone."""
+    """The template, filled.
+
+    Args:
+        origin: Where the page and its runs come from; {} for the opening of the page alone.
+    """
     import jinja2
 
     environment = jinja2.Environment(
@@ -109,25 +127,6 @@ def _so_far(comparison: Comparison) -> str:
     used = several(sum(row.trained for row in rows), "run")
     waiting = sum(row.waiting for row in rows)
     return f"Live: {used} so far, {waiting} without a result yet. The verdicts are preliminary until all have ended."
-
-
-def _origin(comparison: Comparison, command: str) -> dict[str, str]:
-    """Date, version, code, command and machine: where the page and its runs come from."""
-    versions, sources, places, devices = [], [], [], []
-    arms = [arm for stratum in comparison.strata for arm in stratum.arms]
-    for record in [run.record for arm in arms for run in arm.runs.values()]:
-        env, summary = record.env or {}, record.summary or {}
-        versions.append(env.get("version"))
-        sources.append(source_hash(env["source"])[:8] if env.get("source") else "")
-        places.append(_together([env.get("host"), env.get("platform")]))
-        devices.append(summary.get("processor") or summary.get("device"))
-    return {
-        "made": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC by nexus-ablate {__version__}",
-        "command": command,
-        "version": _together(versions),
-        "source hash": _together(sources),
-        "machine": _together([*places, *devices]),
-    }
 
 
 def _together(values: Iterable[Any]) -> str:
