@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from nexus_ablate.console import UNLIMITED, grid, middle, print_table
@@ -44,45 +44,35 @@ def show(parts: Iterable[ReportPart], console: Console, full: bool = False) -> N
 def _print(part: ReportPart, console: Console, full: bool) -> None:
     """Print a table, of arms each in the colour of its verdict; with `full` without cutting names and columns."""
     width = UNLIMITED if full else console.width
-    styles = []
+    table, styles, leave = part.table, [], []
     for row in part.arms:
         styles.append("dim" if row.is_baseline else COLOURS[TONES.get(row.word, "")])
     if part.arms:
-        table, leave = part.table, part.table.heads[:2:-1]
-        shown = [column for column, head in enumerate(table.heads) if width >= WIDE or head not in NARROW]
-        tables = [_some_columns(table, shown)]
+        columns = zip(table.heads, *table.rows, strict=True)
+        tables = [[column for column in columns if width >= WIDE or column[0] not in NARROW]]
+        leave = table.heads[:2:-1]
     else:
-        tables, leave = _by_width(part.table, width), ()
-    for number, table in enumerate(tables):
+        tables = _by_width(table, width)
+    for number, columns in enumerate(tables):
         if number:
             console.print("")
-        print_table(console, grid(table.heads, table.rows, width, table.words, styles, leave=leave), full)
+        heads, *rows = zip(*columns, strict=True)
+        print_table(console, grid(heads, rows, width, table.words, styles, leave=leave), full)
 
 
-def _widths(table: TextTable) -> list[int]:
-    """The characters of each column, with two between columns."""
-    return [max(map(len, cells)) + 2 for cells in zip(table.heads, *table.rows, strict=True)]
-
-
-def _some_columns(table: TextTable, columns: list[int]) -> TextTable:
-    heads = [table.heads[column] for column in columns]
-    rows = []
-    for row in table.rows:
-        rows.append([row[column] for column in columns])
-    return TextTable(heads, rows, table.words)
-
-
-def _by_width(table: TextTable, width: int) -> Iterator[TextTable]:
-    """The columns in as many tables as the width asks for, each with the first one in front."""
-    first = min(_widths(table)[0], width // 2)
-    rows = [[name, *(middle(cell, width - first - 2) for cell in cells)] for name, *cells in table.rows]
-    table = TextTable([middle(head, width // 3) for head in table.heads], rows, table.words)
-    _, *widths = _widths(table)
-    columns, left = [0], width - first
-    for column, needed in enumerate(widths, 1):
+def _by_width(table: TextTable, width: int) -> Iterator[list[Sequence[str]]]:
+    """The columns, each with its head, of as many tables as the width asks for; the first one is in front of each."""
+    (head, *names), *others = zip(table.heads, *table.rows, strict=True)
+    first = [middle(head, width // 3), *names]
+    room = width - min(2 + max(map(len, [head, *names])), width // 2)
+    columns: list[Sequence[str]] = [first]
+    left = room
+    for head, *cells in others:
+        column = [middle(head, width // 3), *(middle(cell, room - 2) for cell in cells)]
+        needed = 2 + max(map(len, column))
         if needed > left and len(columns) > 1:
-            yield _some_columns(table, columns)
-            columns, left = [0], width - first
+            yield columns
+            columns, left = [first], room
         columns.append(column)
         left -= needed
-    yield _some_columns(table, columns)
+    yield columns
