@@ -307,19 +307,16 @@ def figure(entry: Entry) -> Figure | None:
     bars = _bars(entry)
     if not bars:
         return None
-    further_lines = sum(bar.label.count("\n") for bar in bars)
-    with picture(f"differences of {entry['study']}", 60 + 24 * len(bars) + 16 * further_lines, 640) as drawn:
-        draw_intervals(drawn.axes, bars, _unit(entry), band=1.0)
-    return drawn.figure
-
-
-def _unit(entry: Entry) -> str:
-    """What the axis shows: margins, and what a margin is where all are the same."""
     margins = set()
     for expected in entry["expectations"]:
         margins.add(Endpoint(expected["endpoint"]).within(_margin(entry, expected)))
-    one = f" of {margins.pop().removeprefix('±')}" if len(margins) == 1 else ""
-    return f"difference, in margins{one}"
+    axis = "difference, in margins"
+    if len(margins) == 1:
+        axis += f" of {margins.pop().removeprefix('±')}"
+    further_lines = sum(bar.label.count("\n") for bar in bars)
+    with picture(f"differences of {entry['study']}", 60 + 24 * len(bars) + 16 * further_lines, 640) as drawn:
+        draw_intervals(drawn.axes, bars, axis, band=1.0)
+    return drawn.figure
 
 
 def _bars(entry: Entry) -> list[Bar]:
