@@ -166,13 +166,21 @@ def run_records(stratum: Stratum) -> list[dict[str, Any]]:
 
 def json_text(comparison: Comparison) -> str:
     """Strict JSON: the comparison, with the claim; of several strata a list of them."""
-    more: dict[str, Any] = {"claim": comparison.claim, "missing": comparison.missing}
-    more = {name: value for name, value in more.items() if value}
+    import msgspec
+
+    values: dict[str, Any] = {}
+    if comparison.claim:
+        values["claim"] = comparison.claim
+    if comparison.missing:
+        values["missing"] = comparison.missing
     if len(comparison.strata) == 1:
-        return _json(_json_values(comparison.strata[0]) | more)
-    more["across"] = _text_frame(arm_tables.changes_over_strata(comparison)).to_dict("records")
-    strata = {stratum.name: _json_values(stratum) for stratum in comparison.strata}
-    return _json({"study": comparison.name, **more, "strata": strata})
+        values = _json_values(comparison.strata[0]) | values
+    else:
+        values = {"study": comparison.name, **values}
+        values["across"] = _text_frame(arm_tables.changes_over_strata(comparison)).to_dict("records")
+        values["strata"] = {stratum.name: _json_values(stratum) for stratum in comparison.strata}
+    plain = msgspec.to_builtins(values, str_keys=True, enc_hook=str)  # dataclasses as mappings, paths as texts
+    return strict_json(plain, indent=1) + "\n"
 
 
 def _json_values(stratum: Stratum) -> dict[str, Any]:
@@ -183,10 +191,3 @@ def _json_values(stratum: Stratum) -> dict[str, Any]:
     rows = zip(arm_tables.records(stratum), stratum.rows, strict=False)  # without secondary endpoints, which come after
     values["rows"] = [record | vars(row) for record, row in rows]
     return {"answer": sentences.answer(stratum), "basis": sentences.basis(stratum), **values}
-
-
-def _json(values: dict[str, Any]) -> str:
-    import msgspec
-
-    plain = msgspec.to_builtins(values, str_keys=True, enc_hook=str)  # dataclasses as mappings, paths as texts
-    return strict_json(plain, indent=1) + "\n"
