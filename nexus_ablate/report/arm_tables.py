@@ -326,7 +326,7 @@ def secondary_heading(other: Secondary) -> tuple[str, str]:
     """The endpoint with its unit; its definition and the level of its intervals."""
     endpoint = other.endpoint
     level = next((row.effect.level for row in other.rows if row.effect), LEVEL)
-    name = ", ".join(filter(None, (endpoint.name, endpoint.unit)))
+    name = f"{endpoint.name}, {endpoint.unit}" if endpoint.unit else endpoint.name
     return name, f"{endpoint.measure.definition.replace('`', '')} ({interval_name(level)}s)"
 
 

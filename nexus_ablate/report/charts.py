@@ -20,7 +20,6 @@ import numpy as np
 from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.load import Trained
 from nexus_ablate.comparison.results import ArmResult, Comparison, Secondary, Stratum
-from nexus_ablate.comparison.statistics import Array
 from nexus_ablate.console import middle
 from nexus_ablate.errors import printable
 from nexus_ablate.report.arm_tables import TONES, bounds, difference_text
@@ -116,8 +115,7 @@ def _svg(figure: Figure, title: str) -> str:
     from html import escape
 
     out = io.StringIO()
-    no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    figure.savefig(out, format="svg", transparent=True, metadata=no_metadata)
+    figure.savefig(out, format="svg", transparent=True)
     text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", out.getvalue(), flags=re.S)
     text = re.sub(r' id="\w+_\d+"| xmlns(:xlink)?="[^"]*"', "", text[text.index("<svg") :])
     text = re.sub(r'<g id="title:([^"]*)">', r"<g><title>\1</title>", text)
@@ -338,9 +336,10 @@ def paired_differences(stratum: Stratum, axis: str) -> str:
             end = min(float(getattr(run.curves, axis)[-1]) for pair in pairs for run in pair)
             grid = np.linspace(0.1 * end, end, points)
             gaps = []
-            for run, base_run in pairs:
-                gap = _loss_at(run, axis, grid) - _loss_at(base_run, axis, grid)
-                name = hover(f"{arm.label}, seed {run.seed}")
+            for pair in pairs:
+                losses, base_losses = (np.interp(grid, getattr(each.curves, axis), each.curves.val) for each in pair)
+                gap = losses - base_losses
+                name = hover(f"{arm.label}, seed {pair[0].seed}")
                 axes.plot(grid, gap, color=colour(index), linewidth=0.8, alpha=0.35, gid=name)
                 gaps.append(gap)
                 last.append(float(gap[-1]))
@@ -370,11 +369,6 @@ def _label_budget(axes: Any, axis: str, label: str) -> None:
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.locator_params(nbins=6)
     axes.margins(x=0)
-
-
-def _loss_at(run: Trained, axis: str, budgets: Array) -> Array:
-    """A run's validation loss at some budgets, between its validations."""
-    return np.interp(budgets, getattr(run.curves, axis), run.curves.val)
 
 
 # ------------------------------------------------------------------------------------------------------------ rates

@@ -150,8 +150,6 @@ def _draw_weights(axes: Any, curves: Curves) -> None:
 
 def _draw_heat_map(figure: Any, axes: Any, probes: Rows, name: str, grid: list[list[float]]) -> None:
     """One of `_heat_grids`, block by probed step."""
-    from matplotlib.colors import LogNorm, Normalize
-
     measure = HEAT_MAPS[name]
     axes.set_title(fill(measure.title, 24), fontsize=12)
     axes.set(xlabel="step", ylabel="block")
@@ -159,11 +157,11 @@ def _draw_heat_map(figure: Any, axes: Any, probes: Rows, name: str, grid: list[l
     seen = [value for row in grid for value in row if not math.isnan(value)] or [0.0, 1.0]
     low, high = min(seen), max(seen)
     spans_decades = measure.most is None and low > 0 and high > 30 * low
-    norm = LogNorm(low, high) if spans_decades else Normalize(low, high)
+    scale = "log" if spans_decades else "linear"
     steps = [row["step"] for row in probes]
     middles = [(before + after) / 2 for before, after in pairwise(steps)]
     edges = [steps[0], *middles, max(steps[-1], steps[0] + 1)]
-    mesh = axes.pcolormesh(edges, range(len(grid) + 1), grid, norm=norm, cmap="viridis")
+    mesh = axes.pcolormesh(edges, range(len(grid) + 1), grid, norm=scale, vmin=low, vmax=high, cmap="viridis")
     blocks = range(0, len(grid), max(1, len(grid) // 8))
     axes.set_yticks([block + 0.5 for block in blocks], list(map(str, blocks)))
     figure.colorbar(mesh, ax=axes)
