@@ -190,6 +190,14 @@ def test_a_change_without_all_its_runs_has_no_outcome(planted, capsys):
     assert "6 of 10" in out and re.search(r"nexus-ablate study panel_default +\d+ runs, about [\d.]+ core-hours", out)
 
 
+def test_no_agreement_of_directional_changes_is_stated_where_none_has_ended(planted, capsys):
+    for name in DIRECTIONAL[:12]:
+        for arm in planted.glob(f"*/{name}"):
+            shutil.rmtree(arm)
+    out = shown(capsys, f"runs_dir={planted}")
+    assert "1 of 3, 33%" in out and "have the published sign" not in out
+
+
 @pytest.mark.parametrize("source", [{"model.py": "other"}, None])
 def test_runs_by_two_versions_of_the_code_are_refused(planted, capsys, source):
     for env in planted.glob("panel_default@femto-0.006/post_norm/*/env.json"):

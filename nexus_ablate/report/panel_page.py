@@ -227,6 +227,8 @@ def agreements(outcomes: Outcomes) -> list[str]:
     lines = []
     for size, of_size in groupby(outcomes, key=lambda outcome: outcome.size):
         here = [outcome for outcome in of_size if outcome.change.is_scored and not outcome.change.is_null]
+        if not here:
+            continue
         reversed_ = [outcome.name for outcome in here if outcome.agreement == "reversed"]
         names = f" ({', '.join(reversed_)})" if reversed_ else ""
         shown = [outcome for outcome in here if outcome.low * outcome.high > 0]
