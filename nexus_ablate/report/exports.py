@@ -55,12 +55,9 @@ def markdown(comparison: Comparison) -> str:
 
 def md_table(table: TextTable) -> str:
     """The table in Markdown, numbers to the right."""
-    heads, align = [], []
-    for head in table.heads:
-        heads.append(md(head))
-        align.append("left" if head in table.words else "right")
-    frame = _text_frame(table).map(md)
-    return frame.to_markdown(index=False, headers=heads, colalign=align, disable_numparse=True)
+    align = ["left" if head in table.words else "right" for head in table.heads]
+    frame = _text_frame(table).map(md).rename(columns=md)
+    return frame.to_markdown(index=False, colalign=align, disable_numparse=True)
 
 
 def md(text: str) -> str:
@@ -85,8 +82,7 @@ def latex(comparison: Comparison) -> str:
 
 def _latex_table(stratum: Stratum) -> str:
     columns = [column for column in arm_tables.main_columns(stratum) if column.title not in ("seeds", "wins")]
-    frame = _text_frame(arm_tables.arm_table(stratum.rows, columns)).map(tex)
-    frame.columns = [tex(name) for name in frame.columns]
+    frame = _text_frame(arm_tables.arm_table(stratum.rows, columns)).map(tex).rename(columns=tex)
     align = ""
     for column in columns:
         align += "r" if column.number else "l"
