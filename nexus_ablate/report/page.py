@@ -96,17 +96,16 @@ def _basis(comparison: Comparison, stratum: Stratum) -> tuple[list[str], list[st
 
 def _checks(stratum: Stratum) -> tuple[list[Check], dict[str, list[Check]]]:
     """The checks to be shown; those that passed or are not proved by the source, by what sums them up."""
-    checks: dict[str, list[Check]] = defaultdict(list)
-    for check in stratum.checks:
-        checks[check.status if check.status in (PASS, UNKNOWN) else ""].append(check)
-    passed, unknown = checks[PASS], checks[UNKNOWN]
+    shown = [check for check in stratum.checks if check.status not in (PASS, UNKNOWN)]
+    passed = [check for check in stratum.checks if check.status == PASS]
+    unknown = [check for check in stratum.checks if check.status == UNKNOWN]
     closed = {}
     if passed:
         closed[f"{several(len(passed), 'check')} passed"] = passed
     if unknown:
         names = ", ".join(check.name for check in unknown)
         closed[f"{len(unknown)} not proved by the source: {names}"] = unknown
-    return checks[""], closed
+    return shown, closed
 
 
 def _curves(stratum: Stratum) -> list[dict[str, str]]:
