@@ -330,34 +330,37 @@ def _suggestion(name: str, value: Any) -> str:
 def _misfit(message: str, values: Mapping[str, Any], typed: Collection[str]) -> ConfigError:
     """The error for a value that msgspec refused: `Expected `int`, got `str` - at `$.seeds[1]``."""
     text = message.partition(" - at ")[0]
-    place = message.rpartition("`$")[2]
-    steps = re.findall(r"\.([\w]+)|\[(\d+|\.\.\.)\]", place)
-    if "endpoint" in values and steps and steps[0][0] == "endpoints":
+    place = re.findall(r"\.([\w]+)|\[(\d+|\.\.\.)\]", message.rpartition("`$")[2])
+    steps = [name or number for name, number in place]
+    key = steps[0] if steps else ""
+    if key == "endpoints" and "endpoint" in values:
         values = {**values, "endpoints": values["endpoint"]}
-    if steps and steps[0][0] == "endpoints" and "delta_min" in values:
-        got, example = (f"delta_min: {in_yaml(values['delta_min'])}", "delta_min: 0.02")
-        if "delta_min" in typed:
-            got, example = (text.replace(": ", "=") for text in (got, example))
-        return ConfigError(f"delta_min takes {_MEANING['delta_min']}", got, example)
-    if not steps or steps[0][0] not in values:
+
+    def written(name: str, value: Any) -> str:
+        """A key as it was given, on the command line or in YAML."""
+        if name in typed:
+            return f"{name}={','.join(map(show, value if isinstance(value, list) else [value]))}"
+        return f"{name}: {in_yaml(value)}"
+
+    if key == "endpoints" and "delta_min" in values:
+        got = written("delta_min", values["delta_min"])
+        return ConfigError(f"delta_min takes {_MEANING['delta_min']}", got, written("delta_min", 0.02))
+    if key not in values:
         missing = re.search(r"required field `(\w+)`", text)
         name = missing[1] if missing else "name"
         description, example = takes(name)
         return ConfigError(f"a study has no {name}: {description}", f"no {name}", f"{name}: {in_yaml(example)}")
-    key = steps[0][0]
     description, example = takes(key)
-    value = values[key]
+    value, where = values[key], ""
     if key == "seeds":
         example = _seeds_meant(value) or example
     elif isinstance(value, str) and (near := did_you_mean(value, description.split(" | "))):
         example = near
-    place = "/".join(name or number for name, number in steps)
-    inner = steps[-1][0]
-    where = "" if len(steps) == 1 else f" ({place}: {_MEANING.get(inner) or _lowercase(text)})"
-    got, fix = f"{key}: {in_yaml(value)}", f"{key}: {in_yaml(example)}"
-    if key in typed:
-        got, fix = f"{key}={_on_command_line(value)}", f"{key}={_on_command_line(example)}"
-    return ConfigError(f"{key} takes {description}{where}", got, fix)
+    if len(steps) > 1:
+        text = re.sub(r" matching regex .*", " of another form", text)
+        text = re.sub(r"Object contains unknown field", "no key of this name:", text).replace("`", "")
+        where = f" ({'/'.join(steps)}: {_MEANING.get(steps[-1]) or text[:1].lower() + text[1:]})"
+    return ConfigError(f"{key} takes {description}{where}", written(key, value), written(key, example))
 
 
 _MEANING = {
@@ -366,12 +369,6 @@ _MEANING = {
     "name": "letters, digits, _ . + - = and commas",
 }
 """What a key inside another one takes."""
-
-
-def _lowercase(text: str) -> str:
-    text = re.sub(r" matching regex .*", " of another form", text)
-    text = re.sub(r"Object contains unknown field", "no key of this name:", text)
-    return (text[:1].lower() + text[1:]).replace("`", "")
 
 
 def _seeds_meant(value: Any) -> list[int]:
@@ -383,7 +380,3 @@ def _seeds_meant(value: Any) -> list[int]:
         return []
     first, last = int(first_and_last[1]), int(first_and_last[2])
     return list(range(first, min(last, first + 19) + 1))
-
-
-def _on_command_line(value: Any) -> str:
-    return ",".join(map(show, value if isinstance(value, list) else [value]))
