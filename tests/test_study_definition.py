@@ -123,6 +123,7 @@ def test_the_key_of_an_option_may_stand_before_it_in_a_multirun(tiny_run, tmp_pa
         ("mine vary.norm=layer design=leave_one_out", "two values"),
         ("mine vary.norm=layer delta_min=small", "try: delta_min=0.02"),
         ("mine vary.norm=layer delta_min=-1", "got: delta_min=-1\n"),
+        ("norms endpoints=val_bpb delta_min=0.3", "delta_min and endpoints say the same"),
         ("mine vary.norm=layr", "try: norm=layer"),
         ("mine vary.norm=layr,layer", "try: norm=layer"),
         ("mine vary.norm=layer vary.nrom=rms", "try: vary.norm=rms"),

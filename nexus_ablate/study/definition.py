@@ -210,18 +210,17 @@ def _study(
 
 def _with_typed(values: dict[str, Any], typed: dict[str, Any]) -> dict[str, Any]:
     """The values with those of the command line, where endpoint= and delta_min= are about the primary endpoint."""
-    primary = {name: typed[name] for name in ("endpoint", "delta_min") if name in typed}
-    typed = {name: value for name, value in typed.items() if name not in primary}
     if isinstance(typed.get("seeds"), list) and values.get("looks"):
         values = values | {"looks": [], "look_weights": []}
-    if not primary or not values.get("endpoints"):
-        return values | typed | primary
+    if not values.get("endpoints") or "endpoints" in typed or typed.keys().isdisjoint(("endpoint", "delta_min")):
+        return values | typed
     first, *others = listed_endpoints(values["endpoints"])
-    if "delta_min" in primary:
-        first = {"name": first["name"], "delta_min": primary["delta_min"]}
-    if "endpoint" in primary:
-        first = first | {"name": primary["endpoint"]}
-    return values | typed | {"endpoints": [first, *others]}
+    others_typed = {**typed}
+    if "delta_min" in typed:
+        first = {"name": first["name"], "delta_min": others_typed.pop("delta_min")}
+    if "endpoint" in typed:
+        first["name"] = others_typed.pop("endpoint")
+    return values | others_typed | {"endpoints": [first, *others]}
 
 
 def unknown_study(name: str, runs_dir: Path, form: str = "{}") -> ConfigError:
