@@ -83,59 +83,62 @@ def expand(study: Study, launched: Study | None = None, launch: Sequence[str] = 
     """
     study, base = _with_baseline(study, launch)
     _check_names(study)
-    expansion = _Expansion(study, base, launch)
+    expansion = _Expansion(study, base, launch, names={arm_key(base): BASELINE})
     same = [] if launched is None or launched.baseline != study.baseline else launched.arms
     for arm in (*same, *study.arms):
         if arm.match and arm.match.kind == study.match:
-            expansion.matched[" ".join(arm.requested)] = arm.match
+            expansion.matched[label(arm.requested)] = arm.match
     expansion.add_all()
     if not expansion.arms:
         reasons = [f"{label(arm.overrides)}: {arm.reason}" for arm in expansion.refused]
         reasons += [f"{label(arm.overrides)} is equal to it" for arm in expansion.equal]
         fix = "arms that differ from the baseline: vary.norm=layer,rms"
         raise ConfigError(f"study {study.name} has no arm other than its baseline", "; ".join(reasons), fix)
-    if study.lr_grid:
-        _check_rates(study, base, expansion.arms)
-    expects = [replace(e, arm=expansion.name_of(e.arm)) for e in study.expects]
-    arms = [composed.arm for composed in expansion.arms]
-    study = replace(study, arms=arms, equal=expansion.equal, refused=expansion.refused, expects=expects)
     baseline = ComposedArm(StudyArm(name=BASELINE, overrides=[]), base)
+    if study.lr_grid:
+        _check_rates(study, [baseline, *expansion.arms])
+    study = replace(
+        study,
+        arms=[composed.arm for composed in expansion.arms],
+        equal=expansion.equal,
+        refused=expansion.refused,
+        expects=[replace(expected, arm=expansion.name_of(expected.arm)) for expected in study.expects],
+    )
     return ComposedStudy(study, baseline, expansion.arms)
 
 
-def _check_rates(study: Study, base: RunConfig, arms: Sequence[ComposedArm]) -> None:
+def _check_rates(study: Study, arms: Sequence[ComposedArm]) -> None:
     """Check that no two arms differ in the learning rate alone, which a grid tunes for each.
 
     Raises:
         ConfigError: Two do.
     """
-    names = {config_hash(base.nested(), study): BASELINE}
+    names: dict[str, str] = {}
     for arm in arms:
         first = names.setdefault(config_hash(arm.config.nested(), study), arm.name)
         if first != arm.name:
             problem = f"{first} and {arm.name} differ in the learning rate alone, which lr_grid tunes for each"
-            raise ConfigError(problem, " ".join(arm.arm.requested), "leave the arm out, or lr_grid")
+            raise ConfigError(problem, " ".join(arm.requested), "leave the arm out, or lr_grid")
 
 
 def _with_baseline(study: Study, launch: Sequence[str]) -> tuple[Study, RunConfig]:
     """The study with its whole baseline: what the design, the endpoints and the machine add; and its configuration."""
-    whole = []
     if study.design == "leave_one_out":
         whole = [levels[0] for levels in levels_of(study)]
-    study = replace(study, baseline=merged(study.baseline, whole))
+        study = replace(study, baseline=merged(study.baseline, whole))
     base = compose_arm(study, [], launch)
     measured = [*(endpoint.name for endpoint in study.endpoints), *study.requires]
-    if more := measuring(base.probe.name, base.evals, measured):
-        study = replace(study, baseline=merged(study.baseline, more))
-        base = compose_arm(study, [], launch)
+    added = measuring(base.probe.name, base.evals, measured)
     if base.train.precision != "fp32" and not any(key_of(text) == "train.precision" for text in study.baseline):
         # What `auto` means on this machine holds for the whole study, whichever machine resumes it.
-        study = replace(study, baseline=merged(study.baseline, [f"train.precision={base.train.precision}"]))
+        added.append(f"train.precision={base.train.precision}")
     if base.train.steps == base.train.tokens == base.train.flops == "auto":
         # What `auto` means at the baseline's size is the budget of every arm, whatever its size or batch.
-        study = replace(study, baseline=merged(study.baseline, [f"train.tokens={default_tokens(base.model)}"]))
-        base = compose_arm(study, [], launch)
-    return study, base
+        added.append(f"train.tokens={default_tokens(base.model)}")
+    if not added:
+        return study, base
+    study = replace(study, baseline=merged(study.baseline, added))
+    return study, compose_arm(study, [], launch)
 
 
 def _check_names(study: Study) -> None:
@@ -165,23 +168,22 @@ class _Expansion:
     """The arms of a study while they are being made.
 
     Attributes:
+        names: The name of each configuration, by `arm_key`; that of the baseline comes with it.
         matched: How arms were matched before, by their requested overrides.
-        names: The name of each configuration, by `arm_key`.
     """
 
     study: Study
     base: RunConfig
     launch: Sequence[str]
+    names: dict[str, str]
     arms: list[ComposedArm] = field(default_factory=list)
     equal: list[EqualArm] = field(default_factory=list)
     refused: list[RefusedArm] = field(default_factory=list)
     matched: dict[str, ArmMatch] = field(default_factory=dict)
-    names: dict[str, str] = field(default_factory=dict)
 
     def add_all(self) -> None:
         """Add the arms of the study, or those that its design makes from its factors."""
         study = self.study
-        self.names = {arm_key(self.base): BASELINE}
         if study.arms:
             for arm in study.arms:
                 self.add(arm.requested, arm.name if arm.named else "")
@@ -201,39 +203,30 @@ class _Expansion:
                 for pair in product(one, other):
                     self.add([*pair])
 
-    def add(self, requested: list[str], name: str = "") -> bool:
-        """Add an arm with these overrides. Returns whether it is new and can be composed."""
+    def add(self, requested: list[str], given: str = "") -> bool:
+        """Add an arm with these overrides and the name given to it. Returns whether it is new and can be composed."""
+        overrides, match = requested, None
         try:
             config = compose_arm(self.study, requested, self.launch)
+            notes = [note for note in config.resolved.notes if note not in self.base.resolved.notes]
             key = arm_key(config)
             if key in self.names:
                 self.equal.append(EqualArm(overrides=requested, arm=self.names[key]))
                 return False
-            composed = self._matched(requested, config, name)
+            if self.study.match != "none":
+                match = self.matched.get(label(requested)) or solve(self.study.match, self.base, requested, config)
+                overrides = [*requested, *match.solved]
+                config = compose_arm(self.study, overrides, self.launch)
+            name = given or arm_name(differences(config, self.base))
         except ConfigError as error:
             reason = f"{error.problem}; got {error.got}; try {error.fix}"
             self.refused.append(RefusedArm(overrides=requested, reason=reason))
             return False
-        self.names[key] = composed.name
-        self.arms.append(composed)
+        also_changes = [note for note in notes if " also changes " in note]
+        arm = StudyArm(name=name, overrides=overrides, also_changes=also_changes, match=match, named=bool(given))
+        self.names[key] = name
+        self.arms.append(ComposedArm(arm, config))
         return True
-
-    def _matched(self, requested: list[str], config: RunConfig, name: str) -> ComposedArm:
-        notes = [note for note in config.resolved.notes if note not in self.base.resolved.notes]
-        match, overrides = None, requested
-        if self.study.match != "none":
-            match = self.matched.get(" ".join(requested)) or solve(self.study.match, self.base, requested, config)
-            if match.solved:
-                overrides = [*requested, *match.solved]
-                config = compose_arm(self.study, overrides, self.launch)
-        arm = StudyArm(
-            name=name or arm_name(differences(config, self.base)),
-            overrides=overrides,
-            also_changes=[note for note in notes if " also changes " in note],
-            match=match,
-            named=bool(name),
-        )
-        return ComposedArm(arm, config)
 
     def name_of(self, words: str) -> str:
         """The name of the arm that a claim expects something of; its overrides if it is no arm in this setting.
