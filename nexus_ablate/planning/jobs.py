@@ -97,9 +97,9 @@ class Job:
     def lacks_evaluations(self) -> bool:
         """Whether a finished run was stopped before its evaluations, or is asked for further ones."""
         wanted = {evaluation_name(evaluation_of(text)) for text in self.config.evals}
-        return (
-            bool(wanted) and self.state()[0] == "finished" and not wanted <= (read_run(self.path).summary or {}).keys()
-        )
+        if not wanted or self.state()[0] != "finished":
+            return False
+        return not wanted <= (read_run(self.path).summary or {}).keys()
 
 
 class Runs:
@@ -166,10 +166,10 @@ class Runs:
         study = self.study.study
         losses: dict[float, list[float]] = {}
         for lr in study.lr_grid:
-            found = [self._loss(arm, seed, lr) for seed in study.tuning_seeds]
-            losses[lr] = [loss for loss in found if loss is not None]
-            if len(losses[lr]) < len(found):
-                return []
+            for seed in study.tuning_seeds:
+                if (loss := self._loss(arm, seed, lr)) is None:
+                    return []
+                losses.setdefault(lr, []).append(loss)
         best = best_rate(losses)
         if best is None:
             return [None]
@@ -199,17 +199,18 @@ class Runs:
         """The validation loss of a run that has ended, infinite if it failed to train; None until then."""
         job = self._job(arm, seed, rate)
         if job.path not in self._losses and job.has_result:
-            self._losses[job.path] = final_loss(job)
+            record = read_run(job.path)
+            loss = (record.summary or {}).get("val_loss")
+            if loss is None or failure(record, read_curves(job.path / "metrics.jsonl")):
+                loss = math.inf
+            self._losses[job.path] = loss
         return self._losses.get(job.path)
 
     def _job(self, arm: ComposedArm, seed: int, lr: float | None) -> Job:
-        place = (arm.name, seed, lr)
-        if place not in self._jobs:
-            self._jobs[place] = self._composed_job(arm, seed, lr)
-        return self._jobs[place]
-
-    def _composed_job(self, arm: ComposedArm, seed: int, lr: float | None) -> Job:
-        study = self.study.study
+        """A run of an arm, at its own learning rate or at `lr`; composed once."""
+        place, study = (arm.name, seed, lr), self.study.study
+        if place in self._jobs:
+            return self._jobs[place]
         config, name, extra = arm.config, arm.name, []
         if lr is not None and lr != config.schedule.lr:
             config = changed(config, optim=Option(config.optim.name, config.optim.keys | {"lr": lr}))
@@ -223,8 +224,9 @@ class Runs:
         pinned = f"train.precision={config.train.precision}"  # `auto` could mean something else where the job runs
         extra += [f"seed={seed}", f"experiment={study.name}"]
         overrides = merged([pinned], study.baseline, arm.overrides, extra, self.request.launch)
-        path = run_path(self.request.directory.parent, self.request.directory.name, name, seed, ident)
-        return Job(arm.name, name, seed, path, overrides, config, ident.config_hash)
+        path = run_path(self.request.runs_dir, study.name, name, seed, ident)
+        job = self._jobs[place] = Job(arm.name, name, seed, path, overrides, config, ident.config_hash)
+        return job
 
 
 def data_of(configs: Iterable[RunConfig]) -> list[tuple[Option, int]]:
@@ -235,12 +237,3 @@ def data_of(configs: Iterable[RunConfig]) -> list[tuple[Option, int]]:
         _, context = longest.get(key, (config.data, 0))
         longest[key] = (config.data, max(context, config.model.context))
     return list(longest.values())
-
-
-def final_loss(job: Job) -> float:
-    """The validation loss of a run that has ended; infinite if it failed to train."""
-    record = read_run(job.path)
-    if failure(record, read_curves(job.path / "metrics.jsonl")):
-        return math.inf
-    value = (record.summary or {}).get("val_loss")
-    return math.inf if value is None else value
