@@ -42,26 +42,22 @@ def _size(kind: str, baseline: RunConfig, overrides: list[str], config: RunConfi
     named = {key_of(text) for text in overrides}
     target, model = _amount(kind, baseline), config.model
     if "d_ff_ratio" not in named:
-        key, start = "d_ff_ratio", config.resolved.d_ff // model.d_ff_multiple
+        start = config.resolved.d_ff // model.d_ff_multiple
 
-        def value(n: int) -> str:
-            return str(Fraction(n * model.d_ff_multiple, model.d_model))
-
-        def sized(n: int) -> RunConfig:
-            return changed(config, d_ff_ratio=value(n))
+        def sized(n: int) -> tuple[str, RunConfig]:
+            ratio = str(Fraction(n * model.d_ff_multiple, model.d_model))
+            return f"d_ff_ratio={ratio}", changed(config, d_ff_ratio=ratio)
     elif "model.n_layers" not in named:
-        key, start = "model.n_layers", model.n_layers
+        start = model.n_layers
 
-        def value(n: int) -> str:
-            return str(n)
-
-        def sized(n: int) -> RunConfig:
-            return changed(config, model=replace(model, n_layers=n))
+        def sized(n: int) -> tuple[str, RunConfig]:
+            return f"model.n_layers={n}", changed(config, model=replace(model, n_layers=n))
     else:
         return target, _amount(kind, config), []
-    first, second = _amount(kind, sized(start)), _amount(kind, sized(start + 1))
+    first, second = (_amount(kind, sized(n)[1]) for n in (start, start + 1))
     best = max(1, start + round((target - first) / (second - first)))  # the amount grows linearly
-    return target, _amount(kind, sized(best)), [] if best == start else [f"{key}={value(best)}"]
+    override, nearest = sized(best)
+    return target, _amount(kind, nearest), [] if best == start else [override]
 
 
 def _amount(kind: str, config: RunConfig) -> float:
@@ -76,12 +72,10 @@ def _amount(kind: str, config: RunConfig) -> float:
 
 def _budget(kind: str, baseline: RunConfig, overrides: list[str], config: RunConfig) -> tuple[float, float, list[str]]:
     cost, base_cost = cost_of(config), cost_of(baseline)
-    own_budget = any(key_of(text) in BUDGETS for text in overrides)
     per_step = config.resolved.tokens_per_step
-    if kind == "tokens":
-        steps = cost.steps if own_budget else max(1, round(base_cost.tokens / per_step))
-        target, got = base_cost.tokens, steps * per_step
-    else:
+    target = tokens = base_cost.tokens
+    speed = None
+    if kind == "seconds":
         arm = printable(" ".join(overrides))
         print(f"match=seconds: measuring steps of the baseline and of {arm}", file=sys.stderr)
         base_speed, speed = measured_speed(baseline, threads=1), measured_speed(config, threads=1)
@@ -89,6 +83,11 @@ def _budget(kind: str, baseline: RunConfig, overrides: list[str], config: RunCon
             problem = "match=seconds needs a speed, and one step takes too long to measure"
             raise ConfigError(problem, "match=seconds", "match=flops")
         target = base_cost.tokens / base_speed
-        steps = cost.steps if own_budget else max(1, round(target * speed / per_step))
-        got = steps * per_step / speed
+        tokens = target * speed
+    steps = cost.steps
+    if not any(key_of(text) in BUDGETS for text in overrides):
+        steps = max(1, round(tokens / per_step))
+    got = steps * per_step
+    if speed:
+        got = got / speed
     return target, got, [] if steps == cost.steps else [f"train.steps={steps}"]
