@@ -20,6 +20,7 @@ from nexus_ablate.console import several
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.measure.regime import (
     UNLEARNED,
+    InitialSignal,
     Regime,
     check_passes,
     has_learned,
@@ -110,6 +111,8 @@ class StudyPlan:
 
 def make_plan(runs: Runs, where: Places) -> StudyPlan:
     """Count runs and costs, and measure a speed if none is recorded. Writes nothing."""
+    from nexus_ablate.measure.initial import initial_of
+
     study, definition = runs.study, runs.study.study
     jobs, ended = [*runs.tuning, *runs.claims], ended_later(runs)
     costs = {arm.name: cost_of(arm.config) for arm in study.all_arms}
@@ -127,8 +130,10 @@ def make_plan(runs: Runs, where: Places) -> StudyPlan:
     left_later = Counter(later) - Counter(job.of for job in ended)
     further = FURTHER_RATES * len(arms) * len(definition.first_seeds) if definition.lr_grid else 0
     text = text_tokens(study.baseline.config)
-    regimes = _regimes(study, costs, text)
-    checks = [*fairness(study, costs), *_idle(study, regimes)]
+    regime = _regime(study.baseline, costs, text, initial_of(study.baseline.config, vocabulary(study.baseline.config)))
+    checks = fairness(study, costs)
+    checks += [Check("regime", WARN, why) for why in regime.warnings()]
+    checks += _decay_is_idle(study, regime, costs, text)
     checks += _learned([job for job in runs.claims if job.of == study.baseline.name])
     checks += _refusal("text", lambda: check_passes(study.baseline.config, text or sys.maxsize))
     checks += _refusal("code", lambda: check_code(definition.name, jobs, retrain=False))
@@ -143,7 +148,7 @@ def make_plan(runs: Runs, where: Places) -> StudyPlan:
         seconds=_total(left, where),
         where=where,
         fairness=checks,
-        regime=regimes[study.baseline.name],
+        regime=regime,
         later_runs=len(later),
         later_seconds=_total([per_run[name] for name in left_later.elements()], where),
     )
@@ -175,29 +180,19 @@ def _total(seconds: list[float | None], where: Places) -> float | None:
     return math.fsum(known) / max(1, min(where.workers, len(known))) if len(known) == len(seconds) else None
 
 
-def _regimes(study: ComposedStudy, costs: dict[str, Cost], text: int | None) -> dict[str, Regime]:
-    """The regime of each arm; that of the baseline also has its initial signal."""
-    from nexus_ablate.measure.initial import initial_of
-
-    config = study.baseline.config
-    regimes = {}
-    for arm in study.all_arms:
-        initial = initial_of(config, vocabulary(config)) if arm is study.baseline else None
-        cost = costs[arm.name]
-        regimes[arm.name] = regime_of(arm.config, cost.params_non_embedding, cost.steps, text, initial)
-    return regimes
+def _regime(arm: ComposedArm, costs: dict[str, Cost], text: int | None, initial: InitialSignal | None = None) -> Regime:
+    cost = costs[arm.name]
+    return regime_of(arm.config, cost.params_non_embedding, cost.steps, text, initial)
 
 
-def _idle(study: ComposedStudy, regimes: dict[str, Regime]) -> list[Check]:
-    """A WARN for each knob that cannot matter in this budget, above all one that the study varies."""
-    base = regimes[study.baseline.name]
-    lines = [Check("regime", WARN, why) for why in base.warnings()]
-    config = study.baseline.config
+def _decay_is_idle(study: ComposedStudy, base: Regime, costs: dict[str, Cost], text: int | None) -> list[Check]:
+    """A WARN if arms vary weight decay although it cannot matter in this budget."""
     decay = attrgetter("weight_decay", "schedule.decay")
-    varied = [arm.name for arm in study.arms if decay(arm.config) != decay(config)]
-    if varied and (why := too_short_to_vary_decay(base, [regimes[name] for name in varied])):
-        lines.append(Check("weight decay is varied", WARN, f"{', '.join(varied)}: {why}"))
-    return lines
+    varied = [arm for arm in study.arms if decay(arm.config) != decay(study.baseline.config)]
+    why = too_short_to_vary_decay(base, [_regime(arm, costs, text) for arm in varied])
+    if not varied or not why:
+        return []
+    return [Check("weight decay is varied", WARN, f"{', '.join(arm.name for arm in varied)}: {why}")]
 
 
 def _learned(jobs: list[Job]) -> list[Check]:
