@@ -77,12 +77,12 @@ class Instant:
             number += 1
             undecided = [arm for arm in arms if self.decided.get(arm, 99) > number]
         words = {arm: INCONCLUSIVE if arm in undecided else self.word for arm in arms}
-        rows = [SimpleNamespace(verdict=None), *(SimpleNamespace(verdict=Verdict(words[arm], "")) for arm in arms)]
-        copies = [entry["arm"] for entry in record.get("equal", [])]
-        names = [SimpleNamespace(name=name) for name in ("baseline", *arms, *copies)]
-        rows += [SimpleNamespace(verdict=Verdict(IDENTICAL, "")) for _ in copies]
+        rows = [SimpleNamespace(name="baseline", verdict=None)]
+        rows += [SimpleNamespace(name=arm, verdict=Verdict(words[arm], "")) for arm in arms]
+        for entry in record.get("equal", []):
+            rows.append(SimpleNamespace(name=entry["arm"], verdict=Verdict(IDENTICAL, "")))
         undecided = undecided if number < len(looks) else []
-        return SimpleNamespace(look=number, undecided=undecided, arms=names, rows=rows)
+        return SimpleNamespace(look=number, undecided=undecided, rows=rows)
 
     def complete(self, directory: Path, wanted: list[int], undecided: list[str]) -> bool:
         """Whether the baseline and these arms, at one rate or another, have a result at every wanted seed."""

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec import to_builtins
+from msgspec import structs
 
 from nexus_ablate.config.grammar import show
 from nexus_ablate.errors import ConfigError, unknown
-from nexus_ablate.planning.design import ComposedArm
+from nexus_ablate.planning.design import ComposedArm, label
 from nexus_ablate.planning.jobs import Runs
 from nexus_ablate.planning.study_yaml import expanded, write_record
 from nexus_ablate.runs import SETTLED
 from nexus_ablate.runs.lookup import seed_of
 from nexus_ablate.runs.record import find_runs, with_strata
 from nexus_ablate.study.arm_overrides import YAML, key_of
-from nexus_ablate.study.decoding import decode, read_study
+from nexus_ablate.study.decoding import read_study
 from nexus_ablate.study.definition import (
     Request,
     each_stratum,
@@ -29,7 +29,7 @@ from nexus_ablate.study.definition import (
     shipped_studies,
     unknown_study,
 )
-from nexus_ablate.study.schema import Study, encode
+from nexus_ablate.study.schema import Study, StudyArm
 
 if TYPE_CHECKING:
     from nexus_ablate.comparison.results import Stratum
@@ -83,8 +83,8 @@ def with_more_seeds(request: Request, number: int) -> Request:
     write_record(expanded(request), request.directory)  # refuses a study that has changed
     used = _used(request.directory)
     unused = (seed for seed in count(max(study.seeds) + 1) if seed not in used)
-    fresh = islice(unused, number)
-    return replace(request, study=decode(encode(study) | {"seeds": [*study.seeds, *fresh]}))
+    seeds = [*study.seeds, *islice(unused, number)]
+    return replace(request, study=structs.replace(study, seeds=seeds))
 
 
 def confirmation(request: Request, names: Sequence[str], number: int | None) -> Request:
@@ -110,8 +110,8 @@ def confirmation(request: Request, names: Sequence[str], number: int | None) -> 
     earlier = _confirmations(directory)
     last = Request(earlier[-1], request.launch) if earlier else None
     if last and _unsettled(last, last.study.seeds):
-        arms_of_last = _texts(arm.requested for arm in last.study.arms)
-        same = not names or arms_of_last == _texts(arms[name].requested for name in names)
+        arms_of_last = {label(arm.requested) for arm in last.study.arms}
+        same = not names or arms_of_last == {label(arms[name].requested) for name in names}
         if same and number in (None, len(last.study.seeds)):
             return last
         got = f"{len(last.study.arms)} arms x {len(last.study.seeds)} seeds"
@@ -127,37 +127,33 @@ def confirmation(request: Request, names: Sequence[str], number: int | None) -> 
     number = number or len(study.seeds)
     first = max(_used(directory)) + 1
     end = first + number
-    values = {
-        "name": _free_name(directory),
-        "question": f"On fresh seeds: {study.question}",
-        "baseline": study.baseline,
-        "arms": [{"overrides": arm.requested, "match": to_builtins(arm.arm.match)} for arm in chosen],
-        "seeds": list(range(first, end)),
-        "lr_grid": study.lr_grid,
-        "tuning_seeds": list(range(end, end + len(study.tuning_seeds))),
-        "endpoints": to_builtins(study.endpoints),
-        "match": study.match,
-        "confirms": study.name,
-    }
-    return Request(decode(values), request.launch)
+    confirming = Study(
+        name=_free_name(directory),
+        question=f"On fresh seeds: {study.question}",
+        baseline=study.baseline,
+        design="list",
+        arms=[StudyArm(overrides=arm.requested, match=arm.arm.match) for arm in chosen],
+        seeds=list(range(first, end)),
+        lr_grid=study.lr_grid,
+        tuning_seeds=list(range(end, end + len(study.tuning_seeds))),
+        endpoints=study.endpoints,
+        match=study.match,
+        confirms=study.name,
+    )
+    return Request(confirming, request.launch)
 
 
 def _claimed(study: Study, arms: dict[str, ComposedArm], stratum: Stratum) -> list[str]:
     """The arms with a claim, in the order of the study."""
     from nexus_ablate.comparison.verdict import DIFFERENT, EQUIVALENT
 
-    rows = zip(stratum.arms, stratum.rows, strict=True)
-    words = {arm.name: row.verdict.word for arm, row in rows if row.verdict and arm.name in arms}
+    words = {row.name: row.verdict.word for row in stratum.rows if row.verdict and row.name in arms}
     claimed = [name for name in arms if words.get(name) in (*DIFFERENT, EQUIVALENT)]
     if not claimed:
         got = ", ".join(f"{name} {word}" for name, word in words.items())
         fix = f"name the arms: nexus-ablate study {stratum.terms.place} {next(iter(arms))} --confirm"
         raise ConfigError(f"study {study.name} has no claim to confirm", got or "no verdict", fix)
     return claimed
-
-
-def _texts(arms: Iterable[Sequence[str]]) -> set[str]:
-    return {" ".join(overrides) for overrides in arms}
 
 
 def _unsettled(request: Request, seeds: Sequence[int], but: Sequence[str] = ()) -> bool:

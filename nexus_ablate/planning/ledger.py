@@ -243,14 +243,12 @@ def _table(stratum: Stratum) -> dict[str, Any]:
     learning rates if they were tuned.
     """
     rows, margins = [], {}
-    for judged in (stratum, *stratum.secondary):
-        endpoint = judged.endpoint.name
-        margins[endpoint] = judged.endpoint.margin
-        for row in judged.rows:
-            numbers = {"arm": row.arm, "endpoint": endpoint, "mean": row.mean, "verdict": str(row.verdict or "")}
-            for bound in ("delta", "low", "high"):
-                numbers[bound] = getattr(row.effect, bound, None)
-            rows.append(numbers)
+    for row in stratum.results:
+        margins[row.endpoint.name] = row.endpoint.margin
+        numbers = {"arm": row.arm, "endpoint": row.endpoint.name, "mean": row.mean, "verdict": str(row.verdict or "")}
+        for bound in ("delta", "low", "high"):
+            numbers[bound] = getattr(row.effect, bound, None)
+        rows.append(numbers)
     runs, rates = {}, {}
     for row, arm in zip(stratum.rows, stratum.arms, strict=True):
         rates[row.arm] = arm.best_rate or arm.lr
@@ -306,12 +304,13 @@ def replications(entry: dict[str, Any], comparison: Comparison) -> list[Replicat
         for arm, runs in published["runs"].items():
             former[arm] = {seed: numbers[endpoint.name] for seed, numbers in runs.items()}
         verdicts = {row["arm"]: row["verdict"] for row in published["rows"] if row["endpoint"] == endpoint.name}
-        rows, new = {}, {}
+        rows, now = {}, {}
         if stratum := strata.get(name):
-            for row, arm in zip(stratum.rows, stratum.arms, strict=True):
-                rows[row.arm] = row
-                new[row.arm] = {str(seed): arm.value(seed, endpoint.name) for seed in arm.runs}
-        now = _differences(new, endpoint) if new else {}
+            rows = {row.arm: row for row in stratum.rows}
+            new = {}
+            for arm in stratum.arms:
+                new[arm.label] = {str(seed): arm.value(seed, endpoint.name) for seed in arm.runs}
+            now = _differences(new, endpoint)
         for arm, before in _differences(former, endpoint).items():
             if len(before) > 1:
                 lacking = _lacking(rows.get(arm), now.get(arm), verdicts[arm])

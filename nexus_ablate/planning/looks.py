@@ -69,8 +69,8 @@ def outcomes(runs: Runs, stratum: Stratum) -> list[str]:
     """One line per arm: the number of seeds used and the verdict."""
     study = runs.study.study
     verdicts = {}
-    for arm, row in zip(stratum.arms, stratum.rows, strict=True):
-        verdicts.setdefault(arm.name, row.verdict)  # the baseline's name may come again, for an arm that equals it
+    for row in stratum.rows:
+        verdicts.setdefault(row.name, row.verdict)  # the baseline's name may come again, for an arm that equals it
     lines = []
     for arm in runs.study.all_arms:
         used, verdict = len(runs.seeds_with_result(arm)), verdicts.get(arm.name)
