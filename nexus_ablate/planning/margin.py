@@ -44,10 +44,9 @@ def with_margin(composed: ComposedStudy, runs_dir: Path, launched: Study | None)
 def _worth(composed: ComposedStudy, share: float, runs_dir: Path) -> float:
     """How much lower the baseline's loss is after this share of tokens more."""
     config, study = composed.baseline.config, composed.study
-    key = science_key(config.nested(), without=BUDGETS)
-    fitting = _ladder(runs_dir, key)
-    fix = f"nexus-ablate study tokens name=tokens_{study.name} {label(study.baseline)}"
+    fitting = _ladder(runs_dir, science_key(config.nested(), without=BUDGETS))
     if fitting is None:
+        fix = f"nexus-ablate study tokens name=tokens_{study.name} {label(study.baseline)}"
         problem = f"a margin of {100 * share:.3g}% of the training tokens needs runs of the baseline with other budgets"
         got = f"no study {LADDERS} of this baseline in {runs_dir}"
         raise ConfigError(problem, got, fix if study.baseline else "nexus-ablate study tokens")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import yaml
 from msgspec import structs
@@ -14,8 +13,7 @@ from nexus_ablate.comparison.differences import config_hash, differing
 from nexus_ablate.config.grammar import show
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.masking import mask
-from nexus_ablate.plain_data import load_yaml
-from nexus_ablate.planning.design import BASELINE, ComposedStudy, expand, label
+from nexus_ablate.planning.design import ComposedStudy, expand, label
 from nexus_ablate.planning.margin import with_margin
 from nexus_ablate.runs import atomic_write_text, make_directory
 from nexus_ablate.runs.record import read_config
@@ -32,9 +30,12 @@ _PRECISION = "train.precision"
 
 
 def expanded(request: Request) -> ComposedStudy:
-    """The study with its arms; what an earlier launch matched or measured stays."""
-    launched = read_study(request.directory)
-    study = with_added_seeds(request.study, launched)
+    """The study with its arms and added seeds; what an earlier launch matched or measured stays."""
+    study, launched = request.study, read_study(request.directory)
+    if launched is not None:
+        added = {seed for entry in launched.added for seed in entry.seeds}
+        if study.seeds == [seed for seed in launched.seeds if seed not in added]:
+            study = structs.replace(study, seeds=launched.seeds)
     return with_margin(expand(study, launched, request.launch), request.runs_dir, launched)
 
 
@@ -49,15 +50,6 @@ def departures(request: Request) -> list[str]:
         precision = "bf16" if f"{_PRECISION}=bf16" in launched.baseline else "fp32"
         launch = [*launch, f"{_PRECISION}={precision}"]
     return differences_between(launched, masked(expanded(replace(request, launch=launch)).study))
-
-
-def with_added_seeds(study: Study, launched: Study | None) -> Study:
-    """The study with the seeds that were added since its first launch, if it is otherwise the same."""
-    if launched is None:
-        return study
-    added = {seed for entry in launched.added for seed in entry.seeds}
-    first = [seed for seed in launched.seeds if seed not in added]
-    return structs.replace(study, seeds=launched.seeds) if first == study.seeds else study
 
 
 def masked(study: Study) -> Study:
@@ -103,26 +95,22 @@ def write_record(
             study = launched
     study = structs.replace(study, source=source, configs=configs)
     make_directory(directory, directory.parent)
-    text = _dumped(encode(study))
-    text += _dumped({"checksum": checksum(load_yaml(text))})
+    values = encode(study)
+    values["checksum"] = checksum(values)
+    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120)
     atomic_write_text(directory / "study.yaml", text)
-
-
-def _dumped(values: dict[str, Any]) -> str:
-    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120)
 
 
 def resolved_otherwise(composed: ComposedStudy, directory: Path) -> list[str]:
     """The arms whose configuration is not that of the first launch although their overrides are, each in a text."""
-    launched, asked = read_study(directory), masked(composed.study)
-    if launched is None or launched.baseline != asked.baseline:
+    launched = read_study(directory)
+    if launched is None or launched.baseline != mask(composed.study.baseline):
         return []
-    overrides = {arm.name: arm.overrides for arm in launched.arms}
-    same = [BASELINE, *(arm.name for arm in asked.arms if overrides.get(arm.name) == arm.overrides)]
+    overrides = {arm.name: arm.overrides for arm in (composed.baseline.arm, *launched.arms)}
     changed = []
     for arm in composed.all_arms:
         former, config = launched.configs.get(arm.name), arm.config.nested()
-        if not former or former[-1] == config_hash(config, launched) or arm.name not in same:
+        if not former or former[-1] == config_hash(config, launched) or overrides.get(arm.name) != mask(arm.overrides):
             continue
         runs = (read_config(path) or {} for path in sorted(directory.glob("*/s*-*")))
         trained = next((run for run in runs if config_hash(run, launched) == former[-1]), {})

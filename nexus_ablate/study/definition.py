@@ -215,12 +215,12 @@ def _with_typed(values: dict[str, Any], typed: dict[str, Any]) -> dict[str, Any]
     if not values.get("endpoints") or "endpoints" in typed or typed.keys().isdisjoint(("endpoint", "delta_min")):
         return values | typed
     first, *others = listed_endpoints(values["endpoints"])
-    others_typed = {**typed}
+    rest = {**typed}
     if "delta_min" in typed:
-        first = {"name": first["name"], "delta_min": others_typed.pop("delta_min")}
+        first = {"name": first["name"], "delta_min": rest.pop("delta_min")}
     if "endpoint" in typed:
-        first["name"] = others_typed.pop("endpoint")
-    return values | others_typed | {"endpoints": [first, *others]}
+        first["name"] = rest.pop("endpoint")
+    return values | rest | {"endpoints": [first, *others]}
 
 
 def unknown_study(name: str, runs_dir: Path, form: str = "{}") -> ConfigError:
