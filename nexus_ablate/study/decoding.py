@@ -243,12 +243,12 @@ def listed_endpoints(endpoints: Any) -> list[dict[str, Any]]:
 
 
 def _strata(strata: dict[str, Any]) -> dict[str, Any]:
-    """Overrides by name; `{model.n_layers: [4, 24]}` is `{n_layers-4: [model.n_layers=4], ...}`."""
+    """Overrides by name; `{d_ff_ratio: [8/3, 4]}` is `{d_ff_ratio-8over3: [d_ff_ratio=8/3], ...}`."""
     written: dict[str, Any] = {}
     for name, overrides in strata.items():
         if overrides and isinstance(overrides, list) and not any("=" in str(item) for item in overrides):
             last = str(name).rpartition(".")[2]
-            of_values = {f"{last}-{show(item)}": [f"{name}={show(item)}"] for item in overrides}
+            of_values = {f"{last}-{show(item)}".replace("/", "over"): [f"{name}={show(item)}"] for item in overrides}
         else:
             of_values = {str(name): overrides}
         written |= {stratum: overrides_of(texts, f"stratum {stratum}") for stratum, texts in of_values.items()}

@@ -205,7 +205,8 @@ def _study(
     if launched and name != launched.name:
         values = {key: value for key, value in values.items() if key not in WRITTEN_BY_A_LAUNCH}
     values = _with_typed(values, typed)
-    return decode(values, typed) if launched else decode_file(values, typed)
+    keys = typed.keys() - {"strata"}  # typed as strata.KEY=A,B
+    return decode(values, keys) if launched else decode_file(values, keys)
 
 
 def _with_typed(values: dict[str, Any], typed: dict[str, Any]) -> dict[str, Any]:
