@@ -185,8 +185,10 @@ class Runs:
         for rate in self.rates(arm):
             mean = self._mean_loss(arm, study.first_seeds, rate)
             means[rate] = math.inf if mean is None else mean
-        lowest = sorted(means, key=means.__getitem__)[:1]
-        return [self._job(arm, seed, rate) for seed in study.seeds for rate in lowest]
+        if not means:
+            return []
+        lowest = min(means, key=means.__getitem__)
+        return [self._job(arm, seed, lowest) for seed in study.seeds]
 
     def _steps(self, arm: ComposedArm, best: float, seeds: Sequence[int]) -> set[int]:
         return {*steps_around(lambda step: self._mean_loss(arm, seeds, rate_at(best, step)))}
