@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from nexus_ablate.comparison.statistics import Array
 from nexus_ablate.errors import UserError
-from nexus_ablate.plain_data import LARGEST
-from nexus_ablate.runs.record import parse_row, read_lines, read_rows
+from nexus_ablate.runs.formats import Count, Measured
+from nexus_ablate.runs.record import damaged, parse_row, read_lines, read_rows
 
-_ROW, _VAL, _TRAIN = b'{"step": ', b'"val/loss": ', re.compile(rb'"train/loss": ([^,}\n]+)')
-_STEP = re.compile(rb'^\{"step": (\d+),', re.MULTILINE)
 AXES = ("tokens", "flops", "seconds")
 SPIKE_WINDOW, SPIKE_DEVIATIONS = 128, 6.0
+
+
+class _Row(msgspec.Struct):
+    """What every row of metrics.jsonl is read for; the other measures are skipped, which takes most of the time."""
+
+    step: Count
+    val: Measured | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="val/loss")
+    train: Measured | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="train/loss")
+
+
+_ROW = msgspec.json.Decoder(_Row)
 
 
 @dataclass(frozen=True)
@@ -64,33 +73,26 @@ class Curves:
 def read_curves(path: Path) -> Curves:
     """The curves in a metrics.jsonl; empty if there is no file. An incomplete last line is left out.
 
-    Only rows with a validation are parsed; training losses are cut out of the text. Where the text is not what this
-    package writes, line for line, the strict reader takes over.
+    Rows with a validation and the last one are checked as a whole.
 
     Raises:
         UserError: The file is damaged.
     """
-    rows, train, steps, last = [], [], [], {}
+    rows, train, steps, line = [], [], [], b""
     try:
         for chunk in read_lines(path):
-            lines = chunk.removesuffix(b"\n").split(b"\n")
-            if not all(line.startswith(_ROW) and line.endswith(b"}") for line in lines):
-                raise ValueError("not as this package writes it")
-            rows += [parse_row(path, line) for line in lines if _VAL in line]
-            last = parse_row(path, lines[-1])
-            for loss in _TRAIN.findall(chunk):
-                train.append(None if loss == b"null" else float(loss))
-            steps += map(float, _STEP.findall(chunk))
-        if (np.abs(np.array(train, dtype=float)) >= LARGEST).any():
-            raise ValueError("a number that no run computes")
-    except (ValueError, UserError):  # the strict reader names the line
-        rows, train, steps, last = [], [], [], {}
-        for last in read_rows(path):
-            steps.append(last["step"])
-            if "val/loss" in last:
-                rows.append(last)
-            if "train/loss" in last:
-                train.append(last["train/loss"])
+            for line in chunk.split(b"\n")[:-1]:
+                row = _ROW.decode(line)
+                steps.append(row.step)
+                if row.train is not msgspec.UNSET:
+                    train.append(row.train)
+                if row.val is not msgspec.UNSET:
+                    rows.append(parse_row(path, line))
+        last = parse_row(path, line) if line else {}
+    except (msgspec.MsgspecError, RecursionError, UserError) as error:
+        for _ in read_rows(path):  # whose error names the line
+            pass
+        raise damaged(path, str(error)) from None
 
     def column(name: str) -> Array:
         return np.array([row[name] for row in rows], dtype=float)  # None becomes NaN

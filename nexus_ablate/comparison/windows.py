@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
-import re
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
+from typing import Annotated
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from nexus_ablate.comparison.statistics import Array
-from nexus_ablate.plain_data import LARGEST, UNREADABLE, strict_loads
+from nexus_ablate.runs.formats import Measured
 from nexus_ablate.runs.record import damaged, read_text
 
-_PLACE = re.compile(r'\{"block": ([0-9]{1,15}), "offset": ([0-9]{1,15}), "tokens": ([0-9]{1,15})')
-_LOSS = re.compile(r', "loss": ([0-9]{1,15}\.[0-9]{1,25})\}\n')
-_WRITTEN = re.compile(f"(?:{_PLACE.pattern}{_LOSS.pattern})++")
+_Place = Annotated[int, Meta(ge=0, lt=10**15)]
+
+
+class _Window(msgspec.Struct):
+    """A line of evaluation.jsonl."""
+
+    block: _Place
+    offset: _Place
+    tokens: _Place
+    loss: Measured
+
+
+_WINDOW = msgspec.json.Decoder(_Window)
 
 
 @dataclass(frozen=True)
@@ -75,38 +85,19 @@ def read_windows(path: Path) -> WindowLosses | None:
         UserError: The file is damaged.
     """
     text = read_text(path)
-    try:
-        return None if text is None else _parse(text)
-    except UNREADABLE as error:
-        raise damaged(path, str(error)) from None
-
-
-def _parse(text: str) -> WindowLosses:
-    """Places and losses. This package's own form is split by two patterns; other text is parsed strictly."""
-    if _WRITTEN.fullmatch(text):
-        parts = _LOSS.split(text)
-        places, losses = _places("".join(parts[::2])), np.array(parts[1::2], dtype=float)
-    else:
-        rows = [_row(number, line) for number, line in enumerate(text.removesuffix("\n").split("\n"), 1)]
-        places = np.array([place for place, _ in rows], dtype=np.int64)
-        losses = np.array([loss for _, loss in rows], dtype=float)  # None becomes NaN
-    is_ordered = (np.diff(places[:, 0]) >= 0).all() and (np.diff(places[:, 1]) > 0).all()
-    if not is_ordered or not places[:, 2].all():
-        raise ValueError("the windows are not in order")
-    return WindowLosses(places, losses)
-
-
-@lru_cache(maxsize=16)
-def _places(text: str) -> NDArray[np.int64]:
-    """Parsed once for all runs of a study, which have the same windows."""
-    return np.array(_PLACE.findall(text)).astype(np.int64)
-
-
-def _row(number: int, line: str) -> tuple[list[int], float | None]:
-    with contextlib.suppress(*UNREADABLE):
-        row = strict_loads(line)
-        place, loss = [row["block"], row["offset"], row["tokens"]], row["loss"]
-        known = type(loss) in (int, float) and abs(loss) < LARGEST
-        if all(type(n) is int and 0 <= n < 10**15 for n in place) and (known or loss is None):
-            return place, loss
-    raise ValueError(f"line {number} is no window with its block, offset, tokens and loss")
+    if text is None:
+        return None
+    places, losses = [], []
+    for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
+        try:
+            window = _WINDOW.decode(line)
+        except (msgspec.MsgspecError, RecursionError):
+            form = "no window with its block, offset, tokens and loss"
+            raise damaged(path, f"line {number} is {form}") from None
+        places.append((window.block, window.offset, window.tokens))
+        losses.append(window.loss)
+    windows = WindowLosses(np.array(places, dtype=np.int64), np.array(losses, dtype=float))  # None becomes NaN
+    blocks, offsets, tokens = windows.places.T
+    if (np.diff(blocks) < 0).any() or (np.diff(offsets) <= 0).any() or not tokens.all():
+        raise damaged(path, "the windows are not in order")
+    return windows
