@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from nexus_ablate.comparison.cell import Pairs, judge_cell
+from nexus_ablate.comparison.cell import judge_cell
 from nexus_ablate.comparison.statistics import (
     detectable_difference,
     failure_p,
@@ -24,7 +24,7 @@ from nexus_ablate.comparison.statistics import (
 def pair(rng, seeds, shift=0.0, rho=0.5):
     """Losses of an arm and of the baseline: standard deviation 1 over seeds, 1 of their difference."""
     losses = rng.normal(size=(2, seeds)) * np.sqrt(1 - rho) + rng.normal(size=seeds) * np.sqrt(rho)
-    return Pairs(losses[1] + shift, losses[0])
+    return losses[1] + shift, losses[0]
 
 
 # ----------------------------------------------------------------------------------------------- the test of a cell
@@ -32,9 +32,9 @@ def pair(rng, seeds, shift=0.0, rho=0.5):
 
 @pytest.mark.parametrize("seeds", [2, 3, 5, 20])
 def test_a_cell_is_the_paired_t_test_at_its_level(seeds):
-    pairs = pair(np.random.default_rng(seeds), seeds, shift=0.8)
-    effect = judge_cell(pairs, 0.01)
-    expected = stats.ttest_rel(pairs.arm, pairs.baseline)
+    arm, baseline = pair(np.random.default_rng(seeds), seeds, shift=0.8)
+    effect = judge_cell(arm, baseline, 0.01)
+    expected = stats.ttest_rel(arm, baseline)
     interval = expected.confidence_interval(0.99)
     assert effect.p == pytest.approx(expected.pvalue, abs=1e-10)
     assert (effect.low, effect.high) == pytest.approx((interval.low, interval.high), rel=1e-10)
@@ -42,17 +42,16 @@ def test_a_cell_is_the_paired_t_test_at_its_level(seeds):
 
 
 def test_swapping_arm_and_baseline_negates_the_difference():
-    pairs = pair(np.random.default_rng(8), 6)
-    there, back = judge_cell(pairs, 0.05), judge_cell(Pairs(pairs.baseline, pairs.arm), 0.05)
+    arm, baseline = pair(np.random.default_rng(8), 6)
+    there, back = judge_cell(arm, baseline, 0.05), judge_cell(baseline, arm, 0.05)
     assert there.delta == -back.delta and there.p == pytest.approx(back.p)
     assert there.low == pytest.approx(-back.high)
 
 
 def test_missing_runs_leave_the_pairs_that_are_there():
-    pairs = pair(np.random.default_rng(12), 6)
-    arm = np.where(np.arange(6) == 4, np.nan, pairs.arm)
-    effect = judge_cell(Pairs(arm, pairs.baseline), 0.05)
-    assert effect.n == 5 and effect.delta == pytest.approx(np.delete(pairs.arm - pairs.baseline, 4).mean())
+    arm, baseline = pair(np.random.default_rng(12), 6)
+    effect = judge_cell(np.where(np.arange(6) == 4, np.nan, arm), baseline, 0.05)
+    assert effect.n == 5 and effect.delta == pytest.approx(np.delete(arm - baseline, 4).mean())
 
 
 NO_TEST = [
@@ -64,13 +63,13 @@ NO_TEST = [
 
 @pytest.mark.parametrize(("arm", "baseline", "reason"), NO_TEST, ids=[row[-1] for row in NO_TEST])
 def test_nothing_is_tested_where_nothing_varies_or_one_pair_is_left(arm, baseline, reason):
-    assert judge_cell(Pairs(arm, baseline), 0.05) is None
+    assert judge_cell(arm, baseline, 0.05) is None
 
 
 def test_rounded_values_are_no_less_noisy_than_rounding_made_them():
     arm, baseline = np.array([1.1, 1.1, 1.1]), np.array([1.0, 1.0, 1.0])
-    assert judge_cell(Pairs(arm, baseline, step=0.1), 0.05).se == pytest.approx(0.1 / np.sqrt(6 * 3))
-    assert judge_cell(Pairs(arm, baseline), 0.05).se < 1e-15, "the control"
+    assert judge_cell(arm, baseline, 0.05, step=0.1).se == pytest.approx(0.1 / np.sqrt(6 * 3))
+    assert judge_cell(arm, baseline, 0.05).se < 1e-15, "the control"
 
 
 def test_the_levels_of_all_comparisons_multiply_to_the_level_of_the_table():
@@ -102,10 +101,9 @@ def test_intervals_over_seeds_and_text_hold_the_truth_and_those_over_seeds_alone
     for _ in range(tables):
         differences = crossed(rng, n, 30, *sds)
         by_seed = differences @ shares
-        pairs = Pairs(by_seed, np.zeros(n), by_block=differences, shares=shares)
-        effect = judge_cell(pairs, 0.05)
+        effect = judge_cell(by_seed, np.zeros(n), 0.05, by_block=differences, shares=shares)
         held += effect.low <= 0 <= effect.high
-        interval = judge_cell(Pairs(by_seed, np.zeros(n)), 0.05)
+        interval = judge_cell(by_seed, np.zeros(n), 0.05)
         alone += interval.low <= 0 <= interval.high
     assert held >= 0.93 * tables - 2 * (0.05 * 0.95 * tables) ** 0.5
     if sds[1] >= 10 * sds[0]:
@@ -129,7 +127,7 @@ def test_below_sixteen_blocks_the_error_over_text_is_shown_and_not_counted():
     for blocks, counted in ((15, False), (16, True)):
         differences = crossed(rng, 5, blocks, 0.1, 3, 1)
         shares = np.full(blocks, 1 / blocks)
-        effect = judge_cell(Pairs(differences @ shares, np.zeros(5), by_block=differences, shares=shares), 0.05)
+        effect = judge_cell(differences @ shares, np.zeros(5), 0.05, by_block=differences, shares=shares)
         assert effect.counts_text is counted and effect.text_se > effect.seed_se
         assert (effect.se == effect.seed_se) is not counted
 
@@ -158,7 +156,7 @@ def test_planning_with_the_upper_bound_reaches_its_power_where_the_point_estimat
     def reached(bound):
         powers = []
         for _ in range(200):
-            spread = judge_cell(pair(rng, 5), 0.05).spread
+            spread = judge_cell(*pair(rng, 5), 0.05).spread
             seeds = seeds_needed(1.0, upper_bound(spread, 4) if bound else spread, 0.05) or 1000
             df, se = seeds - 1, 1 / np.sqrt(seeds)
             powers.append(stats.nct.sf(stats.t.ppf(0.975, df), df, 1 / se))

@@ -16,7 +16,7 @@ from written_runs import Writer
 
 from nexus_ablate.cli import main
 from nexus_ablate.comparison import elsewhere, terms
-from nexus_ablate.comparison.cell import Pairs, judge_cell
+from nexus_ablate.comparison.cell import judge_cell
 from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.judging import judge_losses
 from nexus_ablate.comparison.terms import Terms
@@ -158,7 +158,7 @@ def test_without_shared_seeds_welch_s_test_with_simultaneous_intervals_decides(t
 
 
 def test_unlike_numbers_of_runs_take_the_degrees_of_freedom_of_the_smaller():
-    effect = judge_cell(Pairs(np.array(LOWER[:4]), np.array([*BASE, *BASE[:3]]), are_paired=False), 0.05)
+    effect = judge_cell(np.array(LOWER[:4]), np.array([*BASE, *BASE[:3]]), 0.05, are_paired=False)
     assert (effect.n, effect.df) == (4, 3)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nexus_ablate.comparison import verdict as v
-from nexus_ablate.comparison.cell import Pairs, judge_cell
+from nexus_ablate.comparison.cell import judge_cell
 from nexus_ablate.comparison.decision import decide, seeds_to_differ, seeds_to_equal
 from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.results import ArmResult
@@ -20,7 +20,7 @@ def effect(shift, seeds=5, noise=0.1):
     rng = np.random.default_rng(0)
     differences = shift + noise * rng.normal(size=seeds)
     baseline = rng.normal(size=seeds)
-    return judge_cell(Pairs(baseline + differences, baseline), 0.05)
+    return judge_cell(baseline + differences, baseline, 0.05)
 
 
 def result(failed=0, how="exploded", **values):

@@ -6,7 +6,7 @@ What a test needs of two arms, and what it says of them, passes through `judge_c
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,26 +23,6 @@ from nexus_ablate.comparison.statistics import (
 
 FEWEST_BLOCKS = 16
 """Of evaluation text, below which its part of the error is too uncertain to be counted."""
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """The results of an arm and of the baseline.
-
-    Attributes:
-        arm, baseline: (seeds,) on the endpoint's scale; NaN where there is no result.
-        are_paired: Whether a place in both is one seed; else it has no meaning.
-        step: To which the values were rounded: they are no less noisy than rounding made them, step^2 / 12.
-        by_block: (seeds, blocks) differences by block of evaluation text; None where they are not known.
-        shares: (blocks,) of the text in each block.
-    """
-
-    arm: Array
-    baseline: Array
-    are_paired: bool = True
-    step: float = 0.0
-    by_block: Array | None = None
-    shares: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -101,51 +81,55 @@ class Effect:
         return noncentrality(self.critical, self.df) * self.se
 
 
-def judge_cell(pairs: Pairs, level: float) -> Effect | None:
+def judge_cell(
+    arm: Array,
+    baseline: Array,
+    level: float,
+    are_paired: bool = True,
+    step: float = 0.0,
+    by_block: Array | None = None,
+    shares: Array | None = None,
+) -> Effect | None:
     """The arm's difference to the baseline with its interval: the paired t-test, or Welch's where no seeds are shared.
 
     Args:
+        arm, baseline: (seeds,) on the endpoint's scale; NaN where there is no result.
         level: Of this cell: its share of what all cells that get a word may claim falsely.
+        are_paired: Whether a place in both is one seed; else it has no meaning.
+        step: To which the values were rounded: they are no less noisy than rounding made them, step^2 / 12.
+        by_block: (seeds, blocks) differences by block of evaluation text; None where they are not known.
+        shares: (blocks,) of the text in each block.
 
     Returns:
         None for fewer than two pairs (of unpaired runs, fewer than two of either), and where no difference varies or is
         other than 0.
     """
-    return _paired(pairs, level) if pairs.are_paired else _unpaired(pairs, level)
-
-
-def _paired(pairs: Pairs, level: float) -> Effect | None:
-    differences = pairs.arm - pairs.baseline
-    both = np.isfinite(differences)
-    d = differences[both]
-    n = len(d)
-    if n < 2 or not d.any():
-        return None
-    spread = max(float(d.std(ddof=1)), pairs.step / math.sqrt(6))
-    se, df = spread / math.sqrt(n), n - 1
-    text_se, counts_text = None, False
-    if pairs.by_block is not None and pairs.shares is not None:
-        se_with_text, df_with_text, text_se = seeds_and_text(pairs.by_block[both], pairs.shares)
-        counts_text = len(pairs.shares) >= FEWEST_BLOCKS
-        if counts_text:
-            se, df = se_with_text, df_with_text
-    effect = _effect(n, float(d.mean()), se, df, level, spread)
-    wins, rho = int((d < 0).sum()), correlation(pairs.baseline[both], pairs.arm[both])
-    return replace(effect, wins=wins, rho=rho, text_se=text_se, counts_text=counts_text)
-
-
-def _unpaired(pairs: Pairs, level: float) -> Effect | None:
-    arm, baseline = (runs[np.isfinite(runs)] for runs in (pairs.arm, pairs.baseline))
-    n = min(len(arm), len(baseline))
-    if n < 2:
-        return None
-    se, df = welch(arm, baseline, floor=pairs.step**2 / 12)
-    if not se:
-        return None
-    return _effect(n, float(arm.mean() - baseline.mean()), se, df, level, se * math.sqrt(n))
-
-
-def _effect(n: int, delta: float, se: float, df: float, level: float, spread: float) -> Effect:
+    wins, rho, text_se, counts_text = None, None, None, False
+    if are_paired:
+        both = np.isfinite(arm - baseline)
+        differences = (arm - baseline)[both]
+        n = len(differences)
+        if n < 2 or not differences.any():
+            return None
+        delta = float(differences.mean())
+        spread = max(float(differences.std(ddof=1)), step / math.sqrt(6))
+        se, df = spread / math.sqrt(n), n - 1
+        if by_block is not None and shares is not None:
+            se_with_text, df_with_text, text_se = seeds_and_text(by_block[both], shares)
+            counts_text = len(shares) >= FEWEST_BLOCKS
+            if counts_text:
+                se, df = se_with_text, df_with_text
+        wins, rho = int((differences < 0).sum()), correlation(baseline[both], arm[both])
+    else:
+        arm, baseline = arm[np.isfinite(arm)], baseline[np.isfinite(baseline)]
+        n = min(len(arm), len(baseline))
+        if n < 2:
+            return None
+        delta = float(arm.mean() - baseline.mean())
+        se, df = welch(arm, baseline, floor=step**2 / 12)
+        spread = se * math.sqrt(n)
+        if not se:
+            return None
     critical = t_quantile(1 - level / 2, df)
     return Effect(
         n=n,
@@ -159,4 +143,8 @@ def _effect(n: int, delta: float, se: float, df: float, level: float, spread: fl
         high=delta + critical * se,
         spread=spread,
         spread_bound=upper_bound(spread, n - 1),
+        wins=wins,
+        rho=rho,
+        text_se=text_se,
+        counts_text=counts_text,
     )

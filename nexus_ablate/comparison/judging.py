@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.budget import is_early
-from nexus_ablate.comparison.cell import Pairs, judge_cell
+from nexus_ablate.comparison.cell import judge_cell
 from nexus_ablate.comparison.decision import decide, seeds_to_differ, seeds_to_equal
 from nexus_ablate.comparison.failures import failed_seeds, uninformed_loss
 from nexus_ablate.comparison.learning_rates import at_own_rate
@@ -109,48 +109,44 @@ class Judgement:
 
 def _table(arms: list[Arm], unfair: list[list[str]], seeds: list[int], terms: Terms) -> list[ArmRuns]:
     """The runs of some arms at some seeds, the baseline first."""
-    base = arms[0]
-    table = [_runs_of(arm, base, seeds, terms) for arm in arms]
-    uninformed = uninformed_loss(arms, terms.endpoint)
-    for runs, arm, broken in zip(table, arms, unfair, strict=True):
-        runs.unfair, runs.uninformed = broken, uninformed
-        losses = np.array([runs.losses, table[0].losses])
-        runs.texts = differences_over_text(arm, base, seeds, losses, terms)
+    base, endpoint = arms[0], terms.endpoint
+    uninformed = uninformed_loss(arms, endpoint)
+    table: list[ArmRuns] = []
+    for arm, broken in zip(arms, unfair, strict=True):
+        same = []
+        for seed in seeds:
+            is_pair = terms.is_paired and seed in arm.runs and seed in base.runs
+            if terms.is_listed:  # a row has nothing but its endpoint; rounded ones may be equal by chance
+                same.append(is_pair and terms.step < EXACT)
+            else:
+                same.append(is_pair and same_curves(arm.runs[seed], base.runs[seed]))
+        failed = failed_seeds(arm.runs, base.runs)
+        waiting = {run.seed for run in arm.waiting if run.seed is not None}
+        runs = ArmRuns(
+            name=arm.name,
+            label=arm.label,
+            seeds=seeds,
+            values=endpoint.readable(arm.values(endpoint.name, seeds)),
+            losses=arm.on_scale(endpoint, seeds),
+            ended=np.array([seed in arm.runs for seed in seeds]),
+            same=np.array(same),
+            failed={seed: failed[seed] for seed in failed if seed in seeds},
+            unfair=broken,
+            begun=waiting - arm.runs.keys(),
+            saturated=endpoint.saturation(
+                lambda name, arm=arm: np.array([base.values(name, seeds), arm.values(name, seeds)])
+            ),
+            uninformed=uninformed,
+            is_early=not terms.is_listed and is_early(arm, base),
+        )
+        if arm.best_rate and base.best_rate:
+            runs.own_rates = arm.best_rate, base.best_rate
+        without_result = runs.has_failed | ~np.isfinite(runs.values) | ~np.isfinite(runs.losses)
+        runs.values[without_result] = runs.losses[without_result] = np.nan
+        table.append(runs)
+        has_pair = np.isfinite(runs.losses + table[0].losses)
+        runs.texts = differences_over_text(arm, base, seeds, has_pair, terms)
     return table
-
-
-def _runs_of(arm: Arm, base: Arm, seeds: list[int], terms: Terms) -> ArmRuns:
-    """What an arm's runs say without those of the other arms, the baseline's aside."""
-    endpoint = terms.endpoint
-    ended = [seed in arm.runs for seed in seeds]
-    same = [_is_same(arm, base, seed, terms) for seed in seeds]
-    waiting = {run.seed for run in arm.waiting if run.seed is not None}
-    runs = ArmRuns(
-        name=arm.name,
-        label=arm.label,
-        seeds=seeds,
-        values=endpoint.readable(arm.values(endpoint.name, seeds)),
-        losses=arm.on_scale(endpoint, seeds),
-        ended=np.array(ended),
-        same=np.array(same),
-        failed={seed: how for seed, how in failed_seeds(arm.runs, base.runs).items() if seed in seeds},
-        begun=waiting - arm.runs.keys(),
-        saturated=endpoint.saturation(lambda name: np.array([base.values(name, seeds), arm.values(name, seeds)])),
-        is_early=not terms.is_listed and is_early(arm, base),
-    )
-    if arm.best_rate and base.best_rate:
-        runs.own_rates = arm.best_rate, base.best_rate
-    without_result = runs.has_failed | ~np.isfinite(runs.values) | ~np.isfinite(runs.losses)
-    runs.values[without_result] = runs.losses[without_result] = np.nan
-    return runs
-
-
-def _is_same(arm: Arm, base: Arm, seed: int, terms: Terms) -> bool:
-    if seed not in arm.runs or seed not in base.runs or not terms.is_paired:
-        return False
-    if terms.is_listed:  # a row has nothing but its endpoint; rounded ones may be equal by chance
-        return terms.step < EXACT
-    return same_curves(arm.runs[seed], base.runs[seed])
 
 
 def judge(arms: list[Arm], unfair: list[list[str]], terms: Terms) -> Judgement:
@@ -233,21 +229,21 @@ def _judge_at(table: list[ArmRuns], terms: Terms, weight: float = 1.0) -> Judgem
     results = []
     for runs in table:
         result = _measured(runs, base, terms)
+        results.append(result)
         result.failure_level = terms.failure_level(arms, weight)
         result.is_equal = len(result.pairs) > 1 and not any(result.pairs) and step < margin
-        if runs is not base:
-            if not result.unfair_runs and not result.is_identical:
-                texts = runs.texts
-                pairs = Pairs(runs.losses, base.losses, terms.is_paired, step, texts.by_block, texts.shares)
-                result.effect = judge_cell(pairs, level)
-                if result.failed:
-                    pairs = Pairs(runs.with_failures, base.with_failures, terms.is_paired)
-                    result.effect_with_failures = judge_cell(pairs, level)
-            result.verdict = decide(result, terms)
+        if runs is base:
+            continue
+        if not result.unfair_runs and not result.is_identical:
+            by_block, shares = runs.texts.by_block, runs.texts.shares
+            result.effect = judge_cell(runs.losses, base.losses, level, terms.is_paired, step, by_block, shares)
+            if result.failed:
+                losses, base_losses = runs.with_failures, base.with_failures
+                result.effect_with_failures = judge_cell(losses, base_losses, level, terms.is_paired)
+        result.verdict = decide(result, terms)
         if result.effect is not None:
             result.seeds_to_differ = seeds_to_differ(result.effect)
             result.seeds_to_equal = seeds_to_equal(result.effect, margin)
-        results.append(result)
     return Judgement(results, terms.comparisons(arms), [runs.texts for runs in table])
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.cell import FEWEST_BLOCKS
-from nexus_ablate.comparison.load import Trained
 from nexus_ablate.comparison.statistics import Array
 from nexus_ablate.comparison.terms import Terms
 
@@ -32,14 +33,15 @@ class TextDifferences:
     lacking: str = ""
 
 
-def differences_over_text(arm: Arm, baseline: Arm, seeds: list[int], losses: Array, terms: Terms) -> TextDifferences:
+def differences_over_text(
+    arm: Arm, baseline: Arm, seeds: list[int], has_pair: NDArray[np.bool_], terms: Terms
+) -> TextDifferences:
     """The differences of an arm by block of text.
 
     Args:
-        losses: (2, seeds) of the arm and the baseline; those that are not finite have no pair.
+        has_pair: (seeds,) whether the arm and the baseline both have a result.
     """
-    has_both = np.isfinite(losses.sum(0))
-    pairs = [seed for seed, is_pair in zip(seeds, has_both, strict=True) if is_pair]
+    pairs = list(compress(seeds, has_pair))
     if arm is baseline or terms.is_listed or not pairs:
         return TextDifferences()
     endpoint = terms.endpoint.name
@@ -47,8 +49,11 @@ def differences_over_text(arm: Arm, baseline: Arm, seeds: list[int], losses: Arr
         return TextDifferences(lacking=f"{endpoint} is not recorded by window of text")
     for seed in pairs:
         for _, run in [*arm.runs_at(seed), *baseline.runs_at(seed)]:
-            if reason := _other_windows(run, baseline.runs[seed]):
-                return TextDifferences(lacking=f"{reason} (seed {seed})")
+            windows, base_windows = run.windows, baseline.runs[seed].windows
+            if windows is None or base_windows is None:
+                return TextDifferences(lacking=f"losses by window of text not recorded (seed {seed})")
+            if not np.array_equal(windows.places, base_windows.places):
+                return TextDifferences(lacking=f"other windows of text (seed {seed})")
     unit = 1.0
     if endpoint == "val_bpb":  # the same tokens everywhere: a constant times the loss
         loss, bits = baseline.mean("val_loss"), baseline.mean("val_bpb")
@@ -74,9 +79,3 @@ def _by_block(arm: Arm, seed: int) -> Array:
     """Losses by block of text, at the arm's own best learning rate where it has one."""
     losses = [weight * run.windows.by_block for weight, run in arm.runs_at(seed) if run.windows is not None]
     return np.sum(losses, axis=0)
-
-
-def _other_windows(run: Trained, base_run: Trained) -> str:
-    if run.windows is None or base_run.windows is None:
-        return "losses by window of text not recorded"
-    return "" if np.array_equal(run.windows.places, base_run.windows.places) else "other windows of text"
