@@ -43,7 +43,7 @@ def decide(result: ArmResult, terms: Terms) -> Verdict:
     qualifiers = []
     if chosen in DIFFERENT and effect is not None and effect.within(result.endpoint.margin):
         qualifiers.append(TOO_SMALL)
-    if chosen == BETTER and _is_by_failures(chosen, result) and _word_of_interval(effect, result.endpoint) == WORSE:
+    if chosen == _word_of_failures(result) == BETTER and _word_of_interval(effect, result.endpoint) == WORSE:
         qualifiers.append("worse where both train")
     if is_weighed and result.failed:
         qualifiers.append(f"{len(result.failed)} of {result.runs} failed")
@@ -76,10 +76,8 @@ def word(result: ArmResult) -> str:
         return INCOMPLETE
     if result.is_identical:
         return IDENTICAL
-    if _fails_more(result) and _failures_decide(result):
-        return DIVERGED if len(result.failed) == result.runs else UNSTABLE
-    if _trains_where_the_baseline_fails(result) and result.endpoint.better:
-        return BETTER
+    if decided := _word_of_failures(result):
+        return decided
     if result.unfair:
         return NOT_COMPARABLE
     if result.waiting and not result.compared:
@@ -119,22 +117,17 @@ def _failure_p(result: ArmResult) -> float:
     return failure_p(len(result.failed), result.runs, result.baseline_failed, result.baseline_runs)
 
 
-def _failures_decide(result: ArmResult) -> bool:
-    """Whether the counts of failures to train differ."""
-    return min(result.runs, result.baseline_runs) >= CLAIM_SEEDS and _failure_p(result) < result.failure_level
-
-
 def _fails_more(result: ArmResult) -> bool:
     return len(result.failed) * result.baseline_runs > result.baseline_failed * result.runs
 
 
-def _trains_where_the_baseline_fails(result: ArmResult) -> bool:
-    return not _fails_more(result) and _failures_decide(result)
-
-
-def _is_by_failures(word: str, result: ArmResult) -> bool:
-    """Whether the counts of failures to train decided."""
-    return word in FAILS or (word == BETTER and _trains_where_the_baseline_fails(result))
+def _word_of_failures(result: ArmResult) -> str:
+    """The word that the counts of failures to train decide; '' where they don't."""
+    if min(result.runs, result.baseline_runs) < CLAIM_SEEDS or _failure_p(result) >= result.failure_level:
+        return ""
+    if _fails_more(result):
+        return DIVERGED if len(result.failed) == result.runs else UNSTABLE
+    return BETTER if result.endpoint.better else ""
 
 
 # -------------------------------------------------------------------------------------------------------- the sentence
@@ -148,14 +141,25 @@ def _sentence(word: str, result: ArmResult, terms: Terms) -> str:
         return f"{several(result.waiting, 'run')} without a result" if result.waiting else "no run yet"
     if word == IDENTICAL:
         return f"every loss equals the baseline's to the last bit, at {result.runs} of {several(result.runs, 'seed')}"
-    if _is_by_failures(word, result):
+    if word == _word_of_failures(result):
         if word == BETTER and effect is not None:
             return f"{_failures(result)}; where both train, {result.endpoint.signed(effect.delta)}"
         return _failures(result)
-    if effect is None:
-        return _without_interval(result)
-    failures = f"; {_failures(result)}" if result.failed else ""
-    return _difference(word, effect, result, terms) + failures
+    if effect is not None:
+        failures = f"; {_failures(result)}" if result.failed else ""
+        return _difference(word, effect, result, terms) + failures
+    if result.is_equal:
+        return f"all {result.compared} pairs have equal values, within {result.endpoint.within(result.endpoint.margin)}"
+    if len(result.failed) == result.runs:
+        return _failures(result)
+    if result.unmeasured:
+        return f"not measured at {several(result.unmeasured, 'seed')} at which arm and baseline trained"
+    if not result.pairs:
+        return "fewer than two runs that trained, or no difference between them"
+    if not any(result.pairs) and len(result.pairs) > 1:
+        return f"all {result.compared} pairs have equal values; declare a delta_min above their last decimal"
+    difference = f"{result.endpoint.signed(result.pairs[0])} {result.endpoint.unit}".rstrip()
+    return f"one pair differs by {difference}; without a second seed its noise is unknown"
 
 
 def _difference(word: str, effect: Effect, result: ArmResult, terms: Terms) -> str:
@@ -175,21 +179,6 @@ def _difference(word: str, effect: Effect, result: ArmResult, terms: Terms) -> s
         seeds = f"at {result.seeds_on_side(effect.delta)} of {several(effect.n, 'seed')}"
     sentence = f"ends {endpoint.clause(effect.delta)} ({interval}), {seeds}"
     return sentence if word in DIFFERENT else f"{sentence}; {_needed_seeds(word, effect, result, terms)}"
-
-
-def _without_interval(result: ArmResult) -> str:
-    if result.is_equal:
-        return f"all {result.compared} pairs have equal values, within {result.endpoint.within(result.endpoint.margin)}"
-    if len(result.failed) == result.runs:
-        return _failures(result)
-    if result.unmeasured:
-        return f"not measured at {several(result.unmeasured, 'seed')} at which arm and baseline trained"
-    if not result.pairs:
-        return "fewer than two runs that trained, or no difference between them"
-    if not any(result.pairs) and len(result.pairs) > 1:
-        return f"all {result.compared} pairs have equal values; declare a delta_min above their last decimal"
-    difference = f"{result.endpoint.signed(result.pairs[0])} {result.endpoint.unit}".rstrip()
-    return f"one pair differs by {difference}; without a second seed its noise is unknown"
 
 
 def _failures(result: ArmResult) -> str:
