@@ -36,6 +36,7 @@ MANY_DIGITS = 5
 """Significant digits from which two runs are not equal by chance."""
 LIBRARIES = ("torch", "numpy", "tokenizers", "datasets", "safetensors")
 """Libraries whose version can change the numbers of a run. scipy is used in `compare` only, after the runs."""
+MACHINE_FACTS = ("device", "processor", "threads", "runs on a device")
 
 
 @dataclass
@@ -105,6 +106,11 @@ def by_arm(name: str, reasons: dict[str, str], good: str) -> Check:
     if not broken:
         return Check(name, PASS, good)
     return Check(name, FAIL, "; ".join(f"{label}: {reason}" for label, reason in broken.items()), list(broken))
+
+
+def _noted(name: str, notes: list[str], good: str) -> Check:
+    """WARN with the notes, where there are any."""
+    return Check(name, WARN if notes else PASS, "; ".join(notes) or good)
 
 
 def _widened(check: Check, table: _Table) -> Check:
@@ -291,15 +297,12 @@ def _copies(arm: Arm) -> str:
 
     Runs that start from a checkpoint begin with the same numbers: there only the batches distinguish seeds.
     """
-    first_seeds: dict[object, int] = {}
+    first_seeds: dict[tuple[str, object], int] = {}
     for seed, run in arm.runs.items():
-        hashes: dict[str, object] = {}
-        if not _starts_from_weights(run):
-            hashes["initial values"] = tuple(sorted((name, z) for name, (z, _) in run.init.items()))
-        hashes["batches"] = run.summary.get("batch_hash")
-        for kind, value in hashes.items():
-            first = first_seeds.setdefault((kind, value), seed) if value else seed
-            if first != seed:
+        values = "" if _starts_from_weights(run) else tuple(sorted((name, z) for name, (z, _) in run.init.items()))
+        for kind, value in (("initial values", values), ("batches", run.summary.get("batch_hash"))):
+            first = first_seeds.setdefault((kind, value), seed)
+            if value and first != seed:
                 names = f"{arm.runs[first].record.path.name} and {run.record.path.name}"
                 return f"the same {kind} at seeds {first} and {seed} ({names})"
     return ""
@@ -321,9 +324,8 @@ def _units(table: _Table) -> Check | None:
             suspected.append(f"{text}, as bits are of nats")
         elif not 1 / OTHER_UNIT < ratio < OTHER_UNIT:
             suspected.append(text)
-    if suspected:
-        return Check("units", WARN, f"another unit? {'; '.join(suspected)}")
-    return Check("units", PASS, "no column of an arm is in another unit by its size")
+    notes = [f"another unit? {'; '.join(suspected)}"] if suspected else []
+    return _noted("units", notes, "no column of an arm is in another unit by its size")
 
 
 def _repeats(table: _Table) -> Check | None:
@@ -340,9 +342,8 @@ def _repeats(table: _Table) -> Check | None:
         for value, seeds in seeds_by_value.items():
             if len(seeds) > 1:
                 repeated.append(f"{arm.label} ends at {value!r} at {_seed_list(seeds)}")
-    if repeated:
-        return Check("repeats", WARN, f"runs of different seeds are equal to the last digit: {'; '.join(repeated)}")
-    return Check("repeats", PASS, "no arm has two runs that are equal to the last digit")
+    notes = [f"runs of different seeds are equal to the last digit: {'; '.join(repeated)}"] if repeated else []
+    return _noted("repeats", notes, "no arm has two runs that are equal to the last digit")
 
 
 def _stable(table: _Table) -> Check:
@@ -436,79 +437,63 @@ def _code(table: _Table) -> Check:
         texts = [f"{reason} between the baseline and {', '.join(labels)}" for reason, labels in unlike.items()]
         return Check("code", FAIL, "; ".join(texts), [label for labels in unlike.values() for label in labels])
     runs = [run for by_code in made.values() for run in by_code.values()]
-    notes = _environments([run for arm in table.everyone for run in arm.runs.values()])
+    counted = [run for arm in table.everyone for run in arm.runs.values()]
+    recorded = {name: texts - {""} for name, texts in _facts(counted).items()}
+    notes = [f"{name} {' and '.join(sorted(texts))}" for name, texts in recorded.items() if len(texts) > 1]
+    if any(run.env.get("git_dirty") for run in counted if run.record.state == "finished"):
+        notes.append("uncommitted changes in the code")
     newer = [out.newer_code for out in table.excluded if out.newer_code]
     if newer:
         notes.insert(0, f"{len(newer)} newer runs are left out: the study was launched last by other code ({newer[0]})")
     if any(run.code is None for run in runs):
-        return Check("code", WARN, "; ".join([f"{NOT_RECORDED}; all by {runs[0].source}", *notes]))
+        return _noted("code", [f"{NOT_RECORDED}; all by {runs[0].source}", *notes], "")
     commits = sorted({str(run.env["git_commit"])[:8] for run in runs if run.env.get("git_commit")})
     same = f"same code (commit {', '.join(commits[:3]) or 'not recorded'})"
-    return Check("code", WARN, "; ".join([same, *notes])) if notes else Check("code", PASS, f"{same} and environment")
+    return _noted("code", [same, *notes] if notes else [], f"{same} and environment")
 
 
-def _environments(runs: list[Trained]) -> list[str]:
-    """The conditions under which the finished runs were not trained alike."""
-    values = _values(runs, _environment)
-    reported = [f"{name} {' and '.join(sorted(texts))}" for name, texts in values.items() if len(texts) > 1]
-    if any(run.env.get("git_dirty") for run in runs if run.record.state == "finished"):
-        reported.append("uncommitted changes in the code")
-    return reported
+def _facts(runs: Iterable[Trained]) -> dict[str, set[str]]:
+    """What is recorded of the libraries, the program and the machine that made the finished runs; '' where nothing is.
 
-
-def _values(runs: Iterable[Trained], facts: Callable[[Trained], dict[str, str]]) -> dict[str, set[str]]:
-    """The values of each fact among the finished runs."""
+    Those of `MACHINE_FACTS` make a run fast or slow whatever it computes.
+    """
     values: dict[str, set[str]] = {}
     for run in runs:
-        if run.record.state == "finished":
-            for name, value in facts(run).items():
-                values.setdefault(name, set()).add(value)
+        if run.record.state != "finished":
+            continue
+        env, summary = run.env, run.summary
+        packages = env.get("packages") or {}
+        facts = {
+            "python": env.get("python"),
+            **{name: packages.get(name) for name in LIBRARIES},
+            "device": str(summary.get("device", "")).split(":")[0],
+            "processor": summary.get("processor"),
+            "threads": summary.get("threads"),
+            "runs on a device": env.get("runs_per_device", 1),
+            "compiled programs": summary.get("programs"),
+            "graph breaks": summary.get("graph_breaks"),
+            "host": str(env.get("host")),
+        }
+        for name, value in facts.items():
+            values.setdefault(name, set()).add("" if value is None else str(value))
     return values
 
 
-def _environment(run: Trained) -> dict[str, str]:
-    """What is recorded of the libraries, the program and the machine that made a run."""
-    packages = run.env.get("packages") or {}
-    facts = {"python": str(run.env.get("python") or "")}
-    facts |= {name: str(packages.get(name) or "") for name in LIBRARIES}
-    facts |= _machine(run)
-    facts["compiled programs"] = str(run.summary.get("programs", ""))
-    facts["graph breaks"] = str(run.summary.get("graph_breaks", ""))
-    facts["host"] = str(run.env.get("host"))
-    return {name: value for name, value in facts.items() if value}
-
-
-def _machine(run: Trained) -> dict[str, str]:
-    """What makes a run fast or slow whatever it computes."""
-    return {
-        "device": str(run.summary.get("device", "")).split(":")[0],
-        "processor": str(run.summary.get("processor", "")),
-        "threads": str(run.summary.get("threads", "")),
-        "runs on a device": str(run.env.get("runs_per_device", 1)),
-    }
-
-
 def _same_machine(table: _Table) -> Check | None:
-    """Only endpoints that depend on the machine need the same one."""
+    """Only endpoints that depend on the machine need the same one: neither speed nor memory compares on another."""
     timed = [endpoint.name for endpoint in (table.terms.endpoint, *table.terms.secondary) if endpoint.timed]
     if not timed:
         return None
-    reasons = {}
+    base_values, reasons = _facts(table.baseline.runs.values()), {}
     for arm in table.arms:
-        unlike = _other_machine(arm, table.baseline)
-        reasons[arm.label] = f"{unlike}, which counts for {', '.join(timed)}" if unlike else ""
+        values, unlike = _facts(arm.runs.values()), []
+        for name in MACHINE_FACTS:
+            own, other = values.get(name), base_values.get(name)
+            if own and other and own != other:
+                unlike.append(f"{name} {' and '.join(sorted(own))}, not {' and '.join(sorted(other))}")
+        if unlike:
+            reasons[arm.label] = f"{', '.join(unlike)}, which counts for {', '.join(timed)}"
     return by_arm(MACHINE, reasons, "same machine")
-
-
-def _other_machine(arm: Arm, baseline: Arm) -> str:
-    """How the machines of an arm and of the baseline differ, so that neither speed nor memory compares; or ''."""
-    base_values = _values(baseline.runs.values(), _machine)
-    unlike = []
-    for name, own in _values(arm.runs.values(), _machine).items():
-        other = base_values.get(name, own)
-        if own != other:
-            unlike.append(f"{name} {' and '.join(sorted(own))}, not {' and '.join(sorted(other))}")
-    return ", ".join(unlike)
 
 
 def _plan(table: _Table) -> Check:
@@ -521,9 +506,7 @@ def _plan(table: _Table) -> Check:
     strangers = [arm.label for arm in table.everyone if arm.name not in (terms.baseline, *terms.arm_names)]
     if strangers:
         reported.append(f"not an arm of the study: {', '.join(strangers)}")
-    if reported:
-        return Check("plan", WARN, "; ".join(reported))
-    return Check("plan", PASS, f"arms, seeds and endpoint ({terms.endpoint.name}) were fixed before the runs")
+    return _noted("plan", reported, f"arms, seeds and endpoint ({terms.endpoint.name}) were fixed before the runs")
 
 
 def _excluded(table: _Table) -> Check:
@@ -572,41 +555,38 @@ TEXT is checked by `text` when the differences are known.
 # ------------------------------------------------------------------------------------------------- text and its sample
 
 
-def text(baseline: Arm, effects: Mapping[str, Effect], lacking: Mapping[str, str]) -> Check:
+def text(baseline: Arm, cells: Iterable[tuple[str, Effect, str]]) -> Check:
     """Whether intervals hold the error over evaluation text, and whether more text would help more than more seeds.
 
     Args:
         baseline: Its runs say how much text there is.
-        effects: By arm.
-        lacking: By arm, why its interval does not hold the error over text; "" where it does.
+        cells: Each arm with its effect, and why the interval of that does not hold the error over text; "" where it
+            does.
     """
     larger, ratios = [], []
-    for label, effect in effects.items():
+    arms_lacking: dict[str, list[str]] = {}
+    good = "no arm has an interval"
+    for label, effect, lacking in cells:
+        good = "intervals hold the error over seeds and over text; that over text is the smaller one"
         if effect.text_se is not None and effect.text_se > effect.seed_se:
             larger.append(f"{label} {effect.text_se:.2g} over text, {effect.seed_se:.2g} over seeds")
             ratios.append((effect.text_se / effect.seed_se) ** 2 if effect.seed_se else math.inf)
+        if lacking:
+            arms_lacking.setdefault(lacking, []).append(label)
     sentences = []
     if larger:
-        remedy = _more_text(baseline, max(ratios))
+        windows = next(run.windows for run in baseline.runs.values() if run.windows)
+        wanted = windows.tokens * max(ratios)
+        if windows.everything:
+            remedy = f"a larger validation set than these {windows.reach} tokens"
+        elif wanted >= windows.reach:
+            remedy = f"all of the validation text (train.eval_tokens={windows.reach})"
+        else:
+            remedy = f"more validation text (train.eval_tokens={2 ** math.ceil(math.log2(wanted))})"
         sentences.append(f"{remedy} would help more than more seeds; standard errors: {', '.join(larger)}")
-    for reason in dict.fromkeys(filter(None, lacking.values())):
-        arms = ", ".join(label for label in lacking if lacking[label] == reason)
-        sentences.append(f"intervals hold the error over seeds alone ({arms}): {reason}")
-    if sentences:
-        return Check(TEXT, WARN, "; ".join(sentences))
-    if not effects:
-        return Check(TEXT, PASS, "no arm has an interval")
-    return Check(TEXT, PASS, "intervals hold the error over seeds and over text; that over text is the smaller one")
-
-
-def _more_text(baseline: Arm, factor: float) -> str:
-    """The override that gives so many times the validation text."""
-    windows = next(run.windows for run in baseline.runs.values() if run.windows)
-    if windows.everything:
-        return f"a larger validation set than these {windows.reach} tokens"
-    if windows.tokens * factor >= windows.reach:
-        return f"all of the validation text (train.eval_tokens={windows.reach})"
-    return f"more validation text (train.eval_tokens={2 ** math.ceil(math.log2(windows.tokens * factor))})"
+    for reason, labels in arms_lacking.items():
+        sentences.append(f"intervals hold the error over seeds alone ({', '.join(labels)}): {reason}")
+    return _noted(TEXT, sentences, good)
 
 
 def _seed_list(seeds: Iterable[int]) -> str:

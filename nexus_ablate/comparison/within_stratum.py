@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 from itertools import combinations
 from pathlib import Path
 
@@ -13,13 +12,14 @@ import numpy as np
 
 from nexus_ablate.comparison.arms import Arm, NoResult, gather
 from nexus_ablate.comparison.budget import regime_lines
+from nexus_ablate.comparison.curves import AXES
 from nexus_ablate.comparison.differences import consequences, differing
 from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.failures import rising
 from nexus_ablate.comparison.fairness import MISMATCH_FAIL, Check, checks, text, unfair
 from nexus_ablate.comparison.judging import EXACT, judge, spread
 from nexus_ablate.comparison.learning_rates import at_own_rate, best_lr, joined, lr_points, lr_sensitivity
-from nexus_ablate.comparison.load import Excluded, Trained, collect
+from nexus_ablate.comparison.load import Excluded, collect
 from nexus_ablate.comparison.pairs import at_equal, log_token_ratio
 from nexus_ablate.comparison.results import ArmResult, Interaction, Secondary, Stratum
 from nexus_ablate.comparison.statistics import Array, Interval, interaction, mean_interval
@@ -79,8 +79,12 @@ def compare_stratum(
         for equal in terms.study.equal
         if equal.arm == base.name
     ]
-    arms = [base, *shown, *copies]
-    _require_endpoint(arms, terms.endpoint)
+    arms, endpoint = [base, *shown, *copies], terms.endpoint
+    states = {run.record.state for each in arms for run in each.runs.values()}
+    if "finished" in states and not any(each.mean(endpoint.name) is not None for each in arms):
+        names = {name for each in arms for name in each.figure_names}
+        near = did_you_mean(endpoint.name, names) or "val_loss"
+        raise ConfigError("no run has the endpoint of the study", endpoint.name, f"endpoints: {{{near}: {{}}}}")
     return compared(arms, terms, excluded, conditions)
 
 
@@ -107,16 +111,14 @@ def compared(arms: list[Arm], terms: Terms, excluded: list[Excluded], conditions
     base, study = arms[0], terms.study
     judgement = judge(arms, [unfair(arm, conditions, terms.endpoint) for arm in arms], terms)
     rows = judgement.results
-    for row, arm in zip(rows, arms, strict=True):
-        _measure_once(row, arm, base, terms)
-    _beside_baseline(rows, arms)
+    _describe(rows, arms, terms)
     regime, together = [], []
     if not terms.is_listed:
-        effects, lacking = {}, {}
+        cells = []
         for row, on_text in zip(rows, judgement.texts, strict=True):
             if row.effect is not None:
-                effects[row.arm], lacking[row.arm] = row.effect, on_text.lacking
-        conditions.append(text(base, effects, lacking))
+                cells.append((row.arm, row.effect, on_text.lacking))
+        conditions.append(text(base, cells))
         regime = regime_lines(arms)
     if terms.is_paired:
         together = _interactions(arms, rows)
@@ -150,19 +152,6 @@ def compared(arms: list[Arm], terms: Terms, excluded: list[Excluded], conditions
     )
 
 
-def _beside_baseline(rows: list[ArmResult], arms: list[Arm]) -> None:
-    """Fill in the figures that relate each row to the baseline's."""
-    base, base_row = arms[0], rows[0]
-    sd = spread(_counted_losses(base, base_row))
-    for row, arm in zip(rows[1:], arms[1:], strict=True):
-        if not row.unfair_runs:
-            _descriptive(row, arm, base, {*row.failed, *base_row.failed})
-        # three times the baseline's spikes, and more than one in a thousand rows
-        row.spiky = (row.spike_score or 0.0) > 3 * max(base_row.spike_score or 0.0, 0.001)
-        if row.effect is not None and sd and sd > EXACT:  # equal logits differ in their last bit
-            row.delta_over_sd = row.effect.delta / sd
-
-
 def unpaired(base: Arm, others: list[Arm]) -> list[Excluded]:
     """The runs at seeds at which the baseline has none."""
     return [
@@ -171,14 +160,6 @@ def unpaired(base: Arm, others: list[Arm]) -> list[Excluded]:
         for seed, run in arm.runs.items()
         if seed not in base.runs
     ]
-
-
-def _require_endpoint(arms: list[Arm], endpoint: Endpoint) -> None:
-    states = {run.record.state for arm in arms for run in arm.runs.values()}
-    if "finished" in states and not any(np.isfinite(arm.values(endpoint.name, list(arm.runs))).any() for arm in arms):
-        names = {name for arm in arms for name in arm.figure_names}
-        near = did_you_mean(endpoint.name, names) or "val_loss"
-        raise ConfigError("no run has the endpoint of the study", endpoint.name, f"endpoints: {{{near}: {{}}}}")
 
 
 def _secondary(endpoint: Endpoint, arms: list[Arm], conditions: list[Check], terms: Terms) -> Secondary:
@@ -194,75 +175,77 @@ def _secondary(endpoint: Endpoint, arms: list[Arm], conditions: list[Check], ter
     return Secondary(endpoint, rows)
 
 
-def _measure_once(result: ArmResult, arm: Arm, base: Arm, terms: Terms) -> None:
-    """Fill in what does not depend on the endpoint: costs, stability, learning rates and diagnostics."""
-    result.tokens_per_second = arm.mean("tokens_per_second")
-    result.peak_memory_bytes = arm.mean("peak_memory_bytes")
-    result.params = arm.mean("params")
-    result.params_share = _share(result.params, base.mean("params"))
-    result.flops_share = _share(arm.mean("flops_per_token"), base.mean("flops_per_token"))
-    result.spike_score = arm.spike_score
-    result.rising = sum(rising(run) for run in arm.runs.values())
-    result.lr = arm.lr if arm.runs else None
-    tuned, result.lr_edge = best_lr(arm)
-    result.best_lr = arm.best_rate or tuned
-    result.lr_sensitivity = lr_sensitivity(arm)
-    result.lr_curve = lr_points(arm.tuning)
-    result.claim_curve = lr_points(run for runs in arm.rates.values() for run in runs.values())
-    for name in arm.figure_names:
-        mean = arm.mean(name)
-        if mean is not None and ("/" in name or name in SHOWN):
-            result.figures[name] = mean, spread(arm.values(name, result.seeds))
-    if arm.runs:
-        result.requested = differing(arm.config, base.config)
-        result.followed = consequences(arm.config, base.config)
-    result.notes = _notes(arm, base, terms)
-    params, flops = result.params_share or 0.0, result.flops_share or 0.0
-    if max(abs(params), abs(flops)) > MISMATCH_FAIL:
-        times = f"{1 + params:.3g} times the baseline's parameters, {1 + flops:.3g} times its FLOPs per token"
-        result.notes.append(times)
+def _describe(rows: list[ArmResult], arms: list[Arm], terms: Terms) -> None:
+    """Fill in what does not depend on the endpoint: costs, stability, learning rates, diagnostics, and the curves."""
+    base, base_row = arms[0], rows[0]
+    params, flops_per_token = base.mean("params"), base.mean("flops_per_token")
+    sd = spread(_counted_losses(base, base_row))
+    for row, arm in zip(rows, arms, strict=True):
+        row.tokens_per_second = arm.mean("tokens_per_second")
+        row.peak_memory_bytes = arm.mean("peak_memory_bytes")
+        row.params = arm.mean("params")
+        row.params_share = _share(row.params, params)
+        row.flops_share = _share(arm.mean("flops_per_token"), flops_per_token)
+        row.spike_score = arm.spike_score
+        row.rising = sum(rising(run) for run in arm.runs.values())
+        row.lr = arm.lr if arm.runs else None
+        tuned, row.lr_edge = best_lr(arm)
+        row.best_lr = arm.best_rate or tuned
+        row.lr_sensitivity = lr_sensitivity(arm)
+        row.lr_curve = lr_points(arm.tuning)
+        row.claim_curve = lr_points(run for runs in arm.rates.values() for run in runs.values())
+        for name in arm.figure_names:
+            mean = arm.mean(name)
+            if mean is not None and ("/" in name or name in SHOWN):
+                row.figures[name] = mean, spread(arm.values(name, row.seeds))
+        if arm.runs:
+            row.requested = differing(arm.config, base.config)
+            row.followed = consequences(arm.config, base.config)
+        row.notes = _notes(row, arm, base, terms)
+        if row is base_row:
+            continue
+        if not row.unfair_runs:
+            _compare_curves(row, arm, base, {*row.failed, *base_row.failed})
+        # three times the baseline's spikes, and more than one in a thousand rows
+        row.spiky = (row.spike_score or 0.0) > 3 * max(base_row.spike_score or 0.0, 0.001)
+        if row.effect is not None and sd and sd > EXACT:  # equal logits differ in their last bit
+            row.delta_over_sd = row.effect.delta / sd
 
 
 def _share(value: float | None, baseline: float | None) -> float | None:
     return value / baseline - 1 if value and baseline else None
 
 
-def _notes(arm: Arm, base: Arm, terms: Terms) -> list[str]:
-    """What an arm changes besides the requested overrides, and how it was matched."""
-    base_notes = (base.config.get("resolved") or {}).get("notes") or []
-    notes = [note for note in (arm.config.get("resolved") or {}).get("notes") or [] if note not in base_notes]
+def _notes(row: ArmResult, arm: Arm, base: Arm, terms: Terms) -> list[str]:
+    """What an arm changes besides the requested overrides, how it was matched, and how much larger it is."""
+    base_notes, own = ((each.config.get("resolved") or {}).get("notes") or [] for each in (base, arm))
+    notes = [note for note in own if note not in base_notes]
     for planned in terms.study.arms:
         if planned.name == arm.name and planned.match:
             solved = " ".join(planned.match.solved) or "nothing to change"
             notes.append(f"matched {planned.match.kind} by {solved}, {planned.match.residual:+.2%} left")
+    params, flops = row.params_share or 0.0, row.flops_share or 0.0
+    if max(abs(params), abs(flops)) > MISMATCH_FAIL:
+        notes.append(f"{1 + params:.3g} times the baseline's parameters, {1 + flops:.3g} times its FLOPs per token")
     return notes
 
 
-def _descriptive(row: ArmResult, arm: Arm, base: Arm, failed: set[int]) -> None:
-    """Figures from the curves, over the seeds at which both runs trained to the end."""
+def _compare_curves(row: ArmResult, arm: Arm, base: Arm, failed: set[int]) -> None:
+    """Fill in the figures of curves, over the seeds at which both runs trained to the end."""
     pairs = []
     for seed, run in arm.runs.items():
         if seed in base.runs and seed not in failed:
             base_run = base.runs[seed]
             if run.record.state == base_run.record.state == "finished":
                 pairs.append((run, base_run))
-    row.at_tokens = _over_pairs(partial(at_equal, "tokens"), pairs)
-    row.at_flops = _over_pairs(partial(at_equal, "flops"), pairs)
-    row.at_seconds = _over_pairs(partial(at_equal, "seconds"), pairs)
-    row.token_ratio = _exponential(_over_pairs(log_token_ratio, pairs))
-
-
-def _over_pairs(figure: Callable[[Trained, Trained], float], pairs: list[tuple[Trained, Trained]]) -> Interval | None:
-    return mean_interval(np.array([figure(*pair) for pair in pairs]))
-
-
-def _exponential(interval: Interval | None) -> Interval | None:
-    """From logarithms back to ratios: the mean becomes a geometric one."""
-    if interval is None:
-        return None
-    low = None if interval.low is None else float(np.exp(interval.low))
-    high = None if interval.high is None else float(np.exp(interval.high))
-    return Interval(float(np.exp(interval.mean)), low, high, interval.n)
+    by_axis = []
+    for axis in AXES:
+        by_axis.append(mean_interval(np.array([at_equal(axis, *pair) for pair in pairs])))
+    row.at_tokens, row.at_flops, row.at_seconds = by_axis
+    logs = mean_interval(np.array([log_token_ratio(*pair) for pair in pairs]))
+    if logs is not None:  # back to ratios: the mean becomes a geometric one
+        low, high = (None if end is None else float(np.exp(end)) for end in (logs.low, logs.high))
+        row.token_ratio = Interval(float(np.exp(logs.mean)), low, high, logs.n)
 
 
 def _interactions(arms: list[Arm], rows: list[ArmResult]) -> list[Interaction]:
@@ -271,14 +254,13 @@ def _interactions(arms: list[Arm], rows: list[ArmResult]) -> list[Interaction]:
     for arm, row in zip(arms, rows, strict=True):
         if row.effect is not None and arm.runs:
             changes[row.arm] = differing(arm.config, arms[0].config)
+    changed = [arm for arm in changes if changes[arm]]
+    apart = [pair for pair in combinations(changed, 2) if not changes[pair[0]].keys() & changes[pair[1]].keys()]
     sums: list[tuple[str, str, str]] = []
-    for first, second in combinations([arm for arm in changes if changes[arm]], 2):
-        if not changes[first].keys() & changes[second].keys():
-            union = changes[first] | changes[second]
-            sums += [(both, first, second) for both in changes if changes[both] == union]
+    for both in changes:
+        sums += sorted((both, one, two) for one, two in apart if changes[one] | changes[two] == changes[both])
     combined = {both for both, _, _ in sums}
-    sums = [(both, first, second) for both, first, second in sums if combined.isdisjoint((first, second))]
-    sums.sort(key=lambda names: (list(changes).index(names[0]), names))
+    sums = [names for names in sums if combined.isdisjoint(names[1:])]
     losses = {row.arm: _counted_losses(arm, row) for arm, row in zip(arms, rows, strict=True)}
     together = []
     for names in sums:
