@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -157,24 +157,24 @@ def gather(
     baseline = _baseline(arms, left_out, collection.terms, requested)
     studies = sorted(baseline.studies & collection.terms.keys())
     terms = collection.terms[studies[0]] if studies else Terms()
-    terms = replace(terms, exploratory=tuple(_chosen_late(terms, collection.terms.values())))
+    chosen_late = list(terms.exploratory)
+    for other in collection.terms.values():
+        if other.name != terms.name:
+            chosen_late += (f"{reason} in {other.name}" for reason in other.exploratory)
+            if other.study.looks:
+                chosen_late.append(f"the looks of {other.name} chose its seeds")
+    terms = replace(terms, exploratory=tuple(chosen_late))
     others = [arm for arm in arms if arm is not baseline]
     if baseline.name != "baseline" or any(CUT.search(arm.name) for arm in arms):
         _relabel(baseline, others, {arm.name for arm in terms.study.arms if arm.named})
     order = {name: place for place, name in enumerate(terms.arm_names)}
     others.sort(key=lambda arm: (order.get(arm.name, len(order)), arm.label))
-    others += _not_begun(left_out, terms, {arm.name for arm in arms})
-    return baseline, others, excluded, terms
-
-
-def _chosen_late(terms: Terms, everyone: Iterable[Terms]) -> Iterable[str]:
-    """What any of the studies chose when results had been seen."""
-    yield from terms.exploratory
-    for other in everyone:
-        if other.name != terms.name:
-            yield from (f"{reason} in {other.name}" for reason in other.exploratory)
-            if other.study.looks:
-                yield f"the looks of {other.name} chose its seeds"
+    begun = {arm.name for arm in arms}
+    without_result = {name: Arm(name, name, {}) for name in terms.arm_names if name not in begun}
+    for out in left_out:
+        if out.arm and out.arm not in begun:
+            without_result.setdefault(out.arm, Arm(out.arm, out.arm, {})).waiting.append(out)
+    return baseline, [*others, *without_result.values()], excluded, terms
 
 
 def group(collection: Collection) -> tuple[list[Arm], list[Excluded]]:
@@ -203,12 +203,12 @@ def group(collection: Collection) -> tuple[list[Arm], list[Excluded]]:
         studies = {run.record.study for run in runs}
         arms.append(Arm(name, name, dict(sorted(kept.items())), waiting, studies))
         hashes.append(requested[:8])
-    names = Counter(arm.name for arm in arms)
     for arm, requested in zip(arms, hashes, strict=True):
-        if names[arm.name] > 1:  # the same words for two configurations
-            study = "+".join(sorted(arm.studies))
-            twins = [other for other in arms if other.name == arm.name and other.studies & arm.studies]
-            arm.label = f"{arm.name} ({study})" if len(twins) == 1 else f"{arm.name} (#{requested})"
+        namesakes = [other for other in arms if other.name == arm.name]
+        if len(namesakes) > 1:  # the same words for two configurations
+            is_only_of_study = all(other is arm or not other.studies & arm.studies for other in namesakes)
+            which = "+".join(sorted(arm.studies)) if is_only_of_study else f"#{requested}"
+            arm.label = f"{arm.name} ({which})"
     for out in collection.excluded:
         namesakes = [arm for arm in arms if arm.name == out.arm and out.path.parent.parent.name in arm.studies]
         if namesakes:
@@ -229,7 +229,7 @@ def _as_fixed(collection: Collection) -> tuple[list[Trained], list[Excluded]]:
         else:
             when = "was replaced" if key in known else "is not that of the study"
             reason = f"its configuration {when}: defaults of options included, an arm is trained with one alone"
-            excluded.append(Excluded(run.record.path, reason, run.record.arm, run.seed, "inconsistent"))
+            excluded.append(run.excluded(reason, "inconsistent"))
     return kept, excluded
 
 
@@ -257,38 +257,37 @@ def _of_one_configuration(runs: list[Trained]) -> tuple[list[Trained], list[Excl
     texts = [science_key(run.config) for run in runs]
     if len(set(texts)) == 1:
         return runs, []
-    configs = {text: run.config for text, run in zip(texts, runs, strict=True)}
-    meanings = {text: meaning(config) or text for text, config in configs.items()}
+    meanings: dict[str, str] = {}
     by_meaning: dict[str, list[Trained]] = {}
     for text, run in zip(texts, runs, strict=True):
+        if text not in meanings:
+            meanings[text] = meaning(run.config) or text
         by_meaning.setdefault(meanings[text], []).append(run)
-    groups = sorted(by_meaning.values(), key=len, reverse=True)
-    has_majority = len(groups) == 1 or len(groups[0]) > len(groups[1])
-    kept = groups[0] if has_majority else []
+    first, *others = sorted(by_meaning.values(), key=len, reverse=True)
+    has_majority = not others or len(first) > len(others[0])
+    kept = first if has_majority else []
     excluded = []
     for text, run in zip(texts, runs, strict=True):
         group = by_meaning[meanings[text]]
-        if group is kept:
-            continue
-        other = next(members[0] for members in groups if members is not group)
-        said = []
-        for key, (other_value, value) in differing(run.config, other.config).items():
-            said.append(f"{key} is {value}, and {other_value} at seed {other.seed}")
-        reason = printable(f"contradicts its arm: in config.yaml {', '.join(said)}", 200)
-        excluded.append(Excluded(run.record.path, reason, run.record.arm, run.seed, "inconsistent"))
+        if group is not kept:
+            other = others[0][0] if group is first else first[0]
+            said = []
+            for key, (other_value, value) in differing(run.config, other.config).items():
+                said.append(f"{key} is {value}, and {other_value} at seed {other.seed}")
+            reason = printable(f"contradicts its arm: in config.yaml {', '.join(said)}", 200)
+            excluded.append(run.excluded(reason, "inconsistent"))
     return kept, excluded
 
 
 def _left_out(run: Trained, kept: Trained) -> Excluded:
     """Why a run is left out in favour of another run of the same arm and seed."""
     where = f"{kept.record.path.name} of {kept.record.study}"
-    place = (run.record.arm, run.seed, run.record.state)
     if code := unlike_code(run, kept):
-        newer = run.begun > kept.begun
-        reason = f"{'newer' if newer else 'older'} run by other code than {where}: {code}"
-        return Excluded(run.record.path, reason, *place, newer_code=code if newer else "")
+        is_newer = run.begun > kept.begun
+        reason = f"{'newer' if is_newer else 'older'} run by other code than {where}: {code}"
+        return replace(run.excluded(reason), newer_code=code if is_newer else "")
     same = "with the same losses" if same_curves(run, kept) else "with other losses"
-    return Excluded(run.record.path, f"duplicate: same arm and seed as {where}, {same}", *place)
+    return run.excluded(f"duplicate: same arm and seed as {where}, {same}")
 
 
 def _baseline(arms: list[Arm], excluded: list[Excluded], terms: dict[str, Terms], requested: str | None) -> Arm:
@@ -308,7 +307,9 @@ def _baseline(arms: list[Arm], excluded: list[Excluded], terms: dict[str, Terms]
             got = f"{several(len(lost), 'run')} excluded, the first because: {lost[0].reason}"
             fix = f"nexus-ablate status {shlex.quote(str(lost[0].path.parent))}"
             raise NoResult("no run of the study's baseline has a result that can be used", got, fix)
-        candidates = candidates or _plainest(arms)
+        if not candidates:  # the arm that makes no change which another does not make too, where there is one
+            parts = [changes(arm.name, arm.config) for arm in arms]
+            candidates = [arm for arm, own in zip(arms, parts, strict=True) if own == set.intersection(*parts)]
     within = [arm for arm in candidates if arm.studies & candidates[0].studies]
     if len(within) < len(candidates) or not candidates:
         listed = [arm.label for arm in candidates or arms]
@@ -318,13 +319,6 @@ def _baseline(arms: list[Arm], excluded: list[Excluded], terms: dict[str, Terms]
         fix = f"name one: --baseline {shlex.quote(name)}"
         raise ConfigError("several arms could be the baseline", ", ".join(listed), fix)
     return max(candidates, key=lambda arm: len(arm.runs))  # of two identities under one name, that with more seeds
-
-
-def _plainest(arms: list[Arm]) -> list[Arm]:
-    """The arm that makes no change which another does not make too, where there is one."""
-    parts = [changes(arm.name, arm.config) for arm in arms]
-    shared = set.intersection(*parts)
-    return [arm for arm, own in zip(arms, parts, strict=True) if own == shared]
 
 
 def _relabel(baseline: Arm, others: list[Arm], named: set[str]) -> None:
@@ -337,12 +331,3 @@ def _relabel(baseline: Arm, others: list[Arm], named: set[str]) -> None:
             arm.label = text
         if CUT.search(baseline.name) and "baseline" not in labels:
             baseline.label = "baseline"
-
-
-def _not_begun(excluded: list[Excluded], terms: Terms, present: set[str]) -> list[Arm]:
-    """Arms without a result: declared by the study or met only as excluded runs."""
-    without_result = {name: Arm(name, name, {}) for name in terms.arm_names if name not in present}
-    for out in excluded:
-        if out.arm and out.arm not in present:
-            without_result.setdefault(out.arm, Arm(out.arm, out.arm, {})).waiting.append(out)
-    return list(without_result.values())

@@ -38,6 +38,22 @@ RUN_NAME = re.compile(r"s\d+-[0-9a-f]{8}(-r\d+)?")
 
 
 @dataclass(frozen=True)
+class Excluded:
+    """A directory that gave no result to the table, and why.
+
+    Attributes:
+        newer_code: How its code differs from that of the run in its place, where it was begun after that.
+    """
+
+    path: Path
+    reason: str
+    arm: str = ""
+    seed: int | None = None
+    state: str = ""
+    newer_code: str = ""
+
+
+@dataclass(frozen=True)
 class Trained:
     """A run with a result: finished, or diverged, which is a result too.
 
@@ -62,6 +78,11 @@ class Trained:
         values = value if isinstance(value, list) else [value]
         numbers = [v for v in values if isinstance(v, int | float)]
         return float(np.mean(numbers)) if numbers and len(numbers) == len(values) else float("nan")
+
+    def excluded(self, reason: str, state: str = "") -> Excluded:
+        """The run as one that gives no result to the table, in its own state unless another is given."""
+        record = self.record
+        return Excluded(record.path, reason, record.arm, record.seed, state or record.state)
 
     @property
     def seed(self) -> int:
@@ -112,22 +133,6 @@ class Trained:
         return self.record.summary or {}
 
 
-@dataclass(frozen=True)
-class Excluded:
-    """A directory that gave no result to the table, and why.
-
-    Attributes:
-        newer_code: How its code differs from that of the run in its place, where it was begun after that.
-    """
-
-    path: Path
-    reason: str
-    arm: str = ""
-    seed: int | None = None
-    state: str = ""
-    newer_code: str = ""
-
-
 @dataclass
 class Collection:
     """Everything in scope of a comparison: what can be used, what cannot, and the terms of each study."""
@@ -161,9 +166,8 @@ def collect(dirs: Iterable[Path]) -> Collection:
         collection.runs.append(result)
     collection.excluded += _strangers(dirs, {path.resolve() for path in paths})
     if not paths and not collection.excluded:
-        raise ConfigError(
-            "there are no runs here", " ".join(map(str, dirs)), "give a run, an arm, a study or a runs_dir"
-        )
+        fix = "give a run, an arm, a study or a runs_dir"
+        raise ConfigError("there are no runs here", " ".join(map(str, dirs)), fix)
     for folder in sorted({path.parent.parent for path in paths}):
         if os.path.lexists(folder / "study.yaml"):
             collection.terms[folder.name] = read_terms(folder)
@@ -177,7 +181,13 @@ def _read(path: Path) -> Trained | Excluded:
         if record.seed is None:
             return Excluded(path, "not named like a run (s<seed>-<hash>)", **place)
         if record.state not in SETTLED:
-            return Excluded(path, _why_unsettled(record), **place)
+            step, steps = record.status.get("step"), ((record.config or {}).get("resolved") or {}).get("steps")
+            text = record.state
+            if step is not None:
+                text += f" at step {step} of {steps}" if steps else f" at step {step}"
+            if reason := record.status.get("reason"):
+                text += f": {reason}"
+            return Excluded(path, printable(text, 200), **place)
         run = Trained(
             record=record,
             curves=read_curves(path / "metrics.jsonl"),
@@ -187,7 +197,7 @@ def _read(path: Path) -> Trained | Excluded:
             windows=read_windows(path / "evaluation.jsonl"),
         )
         if contradiction := next(contradictions(run), ""):
-            return Excluded(path, f"contradicts itself: {contradiction}", record.arm, record.seed, "inconsistent")
+            return run.excluded(f"contradicts itself: {contradiction}", "inconsistent")
         return run
     except UserError as error:
         reason = f"damaged: {error.problem.removeprefix(f'{path}/')}"
@@ -247,19 +257,6 @@ def _initial_values(path: Path) -> dict[str, tuple[str, tuple[int, ...] | None]]
         else:
             values[name] = (recorded["z"], tuple(recorded["shape"]))
     return values
-
-
-def _why_unsettled(record: RunRecord) -> str:
-    steps = ((record.config or {}).get("resolved") or {}).get("steps")
-    step, reason = record.status.get("step"), record.status.get("reason")
-    text = record.state
-    if step is not None:
-        text += f" at step {step}"
-        if steps:
-            text += f" of {steps}"
-    if reason:
-        text += f": {reason}"
-    return printable(text, 200)
 
 
 def _figures(values: dict[str, Any], before: str = "") -> Iterable[tuple[str, float]]:
