@@ -57,37 +57,33 @@ def judge_claim(strata: list[Stratum], is_incomplete: bool = False) -> Claim | N
     settings: dict[str, set[str]] = {}
     is_preliminary = is_incomplete
     for stratum in claiming:
-        required = requirements_of(stratum)
+        required, rows = requirements_of(stratum), stratum.rows
         requirements += required
-        rows = stratum.rows
-        found = []
+        words = settings.setdefault(stratum.name if are_settings else "", set())
         if all(requirement.met for requirement in required):
-            found = [_finding(stratum, expectation) for expectation in stratum.terms.study.expects]
+            for expectation in stratum.terms.study.expects:
+                findings.append(_finding(stratum, expectation))
+                words.add(findings[-1].outcome)
         else:
             rows = rows[:1]
-        findings += found
-        setting = stratum.name if are_settings else ""
-        settings.setdefault(setting, set()).update(finding.outcome for finding in found)
         is_preliminary |= any(row.waiting for row in rows) or len(rows[0].seeds) < CLAIM_SEEDS
     is_preliminary |= any(requirement.seeds < CLAIM_SEEDS for requirement in requirements)
-    outcomes = {setting: _first(OUTCOMES, found) for setting, found in settings.items()}
+    outcomes = {setting: _first(OUTCOMES, words) for setting, words in settings.items()}
     outcome = _first(OVER_SETTINGS, outcomes.values())
     sentences = [f"{_where(each.stratum)}{each.arm} {each.sentence}" for each in findings if each.outcome == outcome]
     if not findings:
         sentences = [requirement.sentence for requirement in requirements if not requirement.met]
-    sentence = "; ".join(sentences) or "the study expects nothing of its arms"
-    amended = any(amends_claim(stratum.amendments) for stratum in claiming)
     return Claim(
         study.claim,
         outcome,
-        sentence,
+        "; ".join(sentences) or "the study expects nothing of its arms",
         findings,
         requirements,
         is_preliminary,
         outcomes,
-        dependences_of(claiming),
+        _dependences_of(claiming),
         exploratory=any(stratum.exploratory for stratum in claiming),
-        amended=amended,
+        amended=any(amends_claim(stratum.amendments) for stratum in claiming),
     )
 
 
@@ -100,7 +96,7 @@ def _where(stratum: str) -> str:
     return f"{stratum}: " if stratum else ""
 
 
-def dependences_of(strata: list[Stratum]) -> list[Dependence]:
+def _dependences_of(strata: list[Stratum]) -> list[Dependence]:
     """How each expected difference in the primary endpoint changes between the two strata of every `depends_on`.
 
     The interval is a cell's: changes share what may be claimed falsely with the differences. It is over seeds; where
@@ -108,7 +104,7 @@ def dependences_of(strata: list[Stratum]) -> list[Dependence]:
     arm or a stratum shows nothing, there is no change to report.
     """
     by_name = {stratum.name: stratum for stratum in strata if all(each.met for each in requirements_of(stratum))}
-    found = []
+    dependences = []
     for on, (first, last) in strata[0].terms.study.depends_on.items():
         if first not in by_name or last not in by_name:
             continue
@@ -125,47 +121,51 @@ def dependences_of(strata: list[Stratum]) -> list[Dependence]:
             mean, low, high = (before.endpoint.signed(value) for value in (change.mean, change.low, change.high))
             word = "depends on" if is_shown else "is not shown to depend on"
             by = f"changes by {mean} ({interval_name(level)} {low} to {high}) from {first} to {last}"
-            found.append(Dependence(on, is_shown, f"{word} {on}: the difference of {arm} {by}"))
-    return found
+            dependences.append(Dependence(on, is_shown, f"{word} {on}: the difference of {arm} {by}"))
+    return dependences
 
 
 def requirements_of(stratum: Stratum) -> list[Requirement]:
-    """What the claim requires of the baseline, and whether its runs meet it."""
-    return [_requirement(stratum, *condition) for condition in stratum.terms.study.requires.items()]
-
-
-def _requirement(stratum: Stratum, name: str, condition: str) -> Requirement:
-    """Whether the one-sided 95% bound of the baseline's mean, at the end of its runs, meets a condition."""
-    match = CONDITION.fullmatch(condition)
-    assert match is not None
-    base, endpoint = stratum.arms[0], Endpoint(name)
-    text = f"{_where(stratum.name)}the baseline's {name}"
-    interval = mean_interval(base.values(name, list(base.runs)), 2 * LEVEL)  # each of its ends is a one-sided bound
-    if interval is None or interval.low is None or interval.high is None:
-        return Requirement(stratum.name, f"{text} is not measured at two seeds", False, interval.n if interval else 0)
-    bound = float(match[2])
-    if match[1] == ">=":
-        side, limit, met = "at least", interval.low, interval.low >= bound
-    else:
-        side, limit, met = "at most", interval.high, interval.high <= bound
-    verb = "as required" if met else "and the claim requires"
-    measured = f"{endpoint.value(interval.mean)} ({side} {endpoint.value(limit)} with 95% confidence)"
-    return Requirement(stratum.name, f"{text} is {measured}, {verb} {condition}", met, interval.n)
+    """What the claim requires of the baseline, and whether the one-sided 95% bound of its runs' mean meets it."""
+    base, requirements = stratum.arms[0], []
+    for name, condition in stratum.terms.study.requires.items():
+        match = CONDITION.fullmatch(condition)
+        assert match is not None
+        interval = mean_interval(base.values(name, list(base.runs)), 2 * LEVEL)  # each end is a one-sided bound
+        measured, met = "not measured at two seeds", False
+        if interval is not None and interval.low is not None and interval.high is not None:
+            if match[1] == ">=":
+                side, limit, met = "at least", interval.low, interval.low >= float(match[2])
+            else:
+                side, limit, met = "at most", interval.high, interval.high <= float(match[2])
+            endpoint, verb = Endpoint(name), "as required" if met else "and the claim requires"
+            mean = f"{endpoint.value(interval.mean)} ({side} {endpoint.value(limit)} with 95% confidence)"
+            measured = f"{mean}, {verb} {condition}"
+        sentence = f"{_where(stratum.name)}the baseline's {name} is {measured}"
+        requirements.append(Requirement(stratum.name, sentence, met, interval.n if interval else 0))
+    return requirements
 
 
 def _finding(stratum: Stratum, expectation: Expectation) -> Finding:
     primary = stratum.result(expectation.arm, stratum.endpoint.name)
     result = stratum.result(expectation.arm, expectation.endpoint)
-    place = stratum.name, primary.arm if primary else expectation.arm, expectation.endpoint, expectation.expected
+    arm, expected, seeds, p = expectation.arm, expectation.expected, None, None
     if primary is None or result is None:
-        return Finding(*place, NOT_SHOWN, _why_absent(stratum, expectation.arm))
-    if expectation.expected in ("trains", "fails"):
-        outcome, sentence = _training(expectation.expected, primary)
-        return Finding(*place, outcome, sentence)
-    outcome, sentence = _measured(expectation.expected, result)
-    seeds = result.seeds_to_decide if outcome == NOT_SHOWN else None
-    p = _p(outcome, expectation.expected, result.effect, result.endpoint.margin) if result.effect else None
-    return Finding(*place, outcome, sentence, seeds, p)
+        refused, outcome, sentence = dict(stratum.refused), NOT_SHOWN, "has no result"
+        if arm in refused:
+            sentence = f"is refused in this setting: {refused[arm]}"
+        elif arm in dict(stratum.equal):
+            sentence = "is the baseline in this setting"
+    elif expected in ("trains", "fails"):
+        outcome, sentence = _training(expected, primary)
+    else:
+        outcome, sentence = _measured(expected, result)
+        if outcome == NOT_SHOWN:
+            seeds = result.seeds_to_decide
+        if result.effect:
+            p = _p(outcome, expected, result.effect, result.endpoint.margin)
+    label = primary.arm if primary else arm
+    return Finding(stratum.name, label, expectation.endpoint, expected, outcome, sentence, seeds, p)
 
 
 def _p(outcome: str, expected: str, effect: Effect, margin: float) -> float:
@@ -179,14 +179,6 @@ def _p(outcome: str, expected: str, effect: Effect, margin: float) -> float:
     tail = t_tail(beyond / effect.se, effect.df) / 2 if effect.se else 0.0
     is_outside = outcome in (CONTRADICTED, BETTER_THAN_EXPECTED) and not effect.within(margin)
     return tail if (beyond < 0) != is_outside else 1 - tail
-
-
-def _why_absent(stratum: Stratum, arm: str) -> str:
-    """Why an arm has no row."""
-    refused = dict(stratum.refused)
-    if arm in refused:
-        return f"is refused in this setting: {refused[arm]}"
-    return "is the baseline in this setting" if arm in dict(stratum.equal) else "has no result"
 
 
 def _training(expected: str, row: ArmResult) -> tuple[str, str]:
