@@ -107,16 +107,14 @@ def _table(
     if stratum:
         where, of = f"{source.name}, stratum {stratum}", source.name
     excluded = [Excluded(Path(place), reason) for place, reason in source.left_out]
-    by_arm: dict[str, list[Listed]] = {}
-    for run in runs:
-        if run.unfair:
-            excluded.append(Excluded(Path(run.where), run.caution, run.arm, run.seed))
-        else:
-            by_arm.setdefault(run.arm, []).append(run)
-    if not by_arm:
+    excluded += [Excluded(Path(run.where), run.caution, run.arm, run.seed) for run in runs if run.unfair]
+    fair = [run for run in runs if not run.unfair]
+    if not fair:
         fix = "runs that are alike in what the caution names"
         raise ConfigError(f"no row of {where} may be compared", runs[0].caution, fix)
-    runs = [run for run in runs if not run.unfair]
+    by_arm: dict[str, list[Listed]] = {}
+    for run in fair:
+        by_arm.setdefault(run.arm, []).append(run)
     base_name = _baseline(list(by_arm), baseline, where)
     arms = []
     for name, members in by_arm.items():
@@ -127,14 +125,17 @@ def _table(
             reason = f"{several(unused, 'run')} at other learning rates than its best"
             excluded.append(Excluded(Path(name), reason, name))
     base = arms.pop(list(by_arm).index(base_name))
-    _require_two_runs(base, arms, where)
-    paired = all(_shares_seeds(arm, base) for arm in arms)
-    if paired:
+    if len(base.runs) < 2 or max(len(arm.runs) for arm in arms) < 2:
+        counts = ", ".join(f"{arm.label} {len(arm.runs)}" for arm in (base, *arms))
+        fix = "at least two seeds per arm; below five there are intervals and no verdict"
+        raise ConfigError(f"{where}: with one run the noise between seeds is unknown", f"runs: {counts}", fix)
+    is_paired = all(_shares_seeds(arm, base) for arm in arms)
+    if is_paired:
         excluded += unpaired(base, arms)
-    rates = {rate for arm in (base, *arms) for rate in lr_points(arm.tuning)}
+    rates = sorted({rate for arm in (base, *arms) for rate in lr_points(arm.tuning)})
     tuned_on = sorted(tuning_seeds) if rates else []
     study = msgspec.structs.replace(
-        NO_STUDY, question=where, stratum=stratum, of=of, lr_grid=sorted(rates), tuning_seeds=tuned_on
+        NO_STUDY, question=where, stratum=stratum, of=of, lr_grid=rates, tuning_seeds=tuned_on
     )
     terms = Terms(
         study=study,
@@ -142,10 +143,10 @@ def _table(
         endpoint=endpoint,
         share=1 / strata,
         strata=strata,
-        exploratory=tuple(dict.fromkeys(run.caution for run in runs if run.caution)),
+        exploratory=tuple(dict.fromkeys(run.caution for run in fair if run.caution)),
         is_listed=True,
-        is_paired=paired,
-        step=step_of(runs),
+        is_paired=is_paired,
+        step=step_of(fair),
     )
     return compared([base, *arms], terms, excluded, checks(base, arms, terms, excluded, allow))
 
@@ -180,8 +181,7 @@ def _arm(name: str, runs: list[Listed], endpoint: Endpoint, tuning_seeds: set[in
     Raises:
         ConfigError: It has several learning rates, and nothing that chose one.
     """
-    arm = Arm(name, name, {})
-    arm.tuning = [_trained(run, endpoint) for run in runs if run.seed in tuning_seeds]
+    arm = Arm(name, name, {}, tuning=[_trained(run, endpoint) for run in runs if run.seed in tuning_seeds])
     rest = [run for run in runs if run.seed not in tuning_seeds]
     best, _ = best_lr(arm)
     if best is not None:
@@ -218,11 +218,3 @@ def _shares_seeds(arm: Arm, base: Arm) -> bool:
     """Whether the seeds of one are all among those of the other, and at least two."""
     shared = arm.runs.keys() & base.runs.keys()
     return len(shared) == min(len(arm.runs), len(base.runs)) > 1 or len(arm.runs) == len(shared) == 1
-
-
-def _require_two_runs(base: Arm, arms: list[Arm], where: str) -> None:
-    """Refuse a table of single runs: nothing in it says how large the noise is."""
-    if len(base.runs) < 2 or max(len(arm.runs) for arm in arms) < 2:
-        counts = ", ".join(f"{arm.label} {len(arm.runs)}" for arm in (base, *arms))
-        fix = "at least two seeds per arm; below five there are intervals and no verdict"
-        raise ConfigError(f"{where}: with one run the noise between seeds is unknown", f"runs: {counts}", fix)

@@ -28,21 +28,26 @@ def joined(arms: list[Arm], studies: Mapping[str, Terms]) -> list[Arm]:
 
     Such an arm gets its tuning runs and the runs of the claim by rate; `at_own_rate` says which of these count.
     """
-    tuned = {name: terms for name, terms in studies.items() if terms.study.lr_grid}
-    names = {name: _names_by_configuration(arms, terms) for name, terms in tuned.items()}
+    names = {}  # of a study's arms by the hash of their configuration
+    for study_name, terms in studies.items():
+        study, planned = terms.study, (terms.baseline, *terms.arm_names)
+        if study.lr_grid:
+            names[study_name] = {hashes[-1]: name for name, hashes in study.configs.items()}
+            if not study.configs:  # as an earlier version left it: by the runs in the folders of the arms
+                named = [arm for arm in arms if arm.name in planned]
+                names[study_name] = {config_hash(arm.config, study): arm.name for arm in named}
     owned: dict[tuple[str, str], Arm] = {}
     result = []
     for arm in arms:
-        place = min(arm.studies & tuned.keys(), default="")
-        owner = names[place].get(config_hash(arm.config, tuned[place].study)) if place else None
+        place = min(arm.studies & names.keys(), default="")
+        owner = names[place].get(config_hash(arm.config, studies[place].study)) if place else None
         if owner is None:
             result.append(arm)
             continue
-        whole = owned.get((place, owner))
-        if whole is None:
-            whole = owned[place, owner] = Arm(owner, owner, {}, studies=arm.studies)
-            result.append(whole)
-        tuning_seeds = tuned[place].study.tuning_seeds
+        if (place, owner) not in owned:
+            owned[place, owner] = Arm(owner, owner, {}, studies=arm.studies)
+            result.append(owned[place, owner])
+        whole, tuning_seeds = owned[place, owner], studies[place].study.tuning_seeds
         whole.waiting += [run for run in arm.waiting if run.seed not in tuning_seeds]
         at_rate = whole.rates.setdefault(arm.lr, {})
         for seed, run in arm.runs.items():
@@ -51,15 +56,6 @@ def joined(arms: list[Arm], studies: Mapping[str, Terms]) -> list[Arm]:
             else:
                 at_rate[seed] = run
     return result
-
-
-def _names_by_configuration(arms: list[Arm], terms: Terms) -> dict[str, str]:
-    """The names of a study's arms by the hash of their configuration; of earlier versions, by runs in their folders."""
-    study = terms.study
-    if study.configs:
-        return {hashes[-1]: name for name, hashes in study.configs.items()}
-    planned = (terms.baseline, *terms.arm_names)
-    return {config_hash(arm.config, study): arm.name for arm in arms if arm.name in planned}
 
 
 def at_own_rate(arm: Arm, seeds: Collection[int] | None = None) -> Arm:
@@ -81,9 +77,14 @@ def at_own_rate(arm: Arm, seeds: Collection[int] | None = None) -> Arm:
     counted = runs[-1].keys() & runs[0].keys() & runs[1].keys()
     if seeds is not None:
         counted.intersection_update(seeds)
-    steps = steps_around(lambda step: _mean_loss(runs[step], counted))
+
+    def mean(step: int) -> float | None:
+        at_rate = runs[step]
+        return mean_loss([_loss(at_rate[seed]) for seed in counted]) if counted <= at_rate.keys() else None
+
+    steps = steps_around(mean)
     counted.intersection_update(*(runs[step] for step in steps))
-    means = {step: _mean_loss(runs[step], counted) for step in steps}
+    means = {step: mean(step) for step in steps}
     known = {step: mean for step, mean in means.items() if mean is not None}
     weights = weights_at_best(known) if known else {0: 1.0}
     lowest = max(weights, key=weights.__getitem__)
@@ -97,12 +98,6 @@ def mean_loss(losses: Sequence[float | None]) -> float | None:
     """Of runs: infinite where one failed to train; None where one is missing or there is none."""
     found = [loss for loss in losses if loss is not None]
     return fmean(found) if losses and len(found) == len(losses) else None
-
-
-def _mean_loss(runs: Mapping[int, Trained], seeds: set[int]) -> float | None:
-    if not seeds <= runs.keys():
-        return None
-    return mean_loss([_loss(runs[seed]) for seed in seeds])
 
 
 def _loss(run: Trained) -> float:

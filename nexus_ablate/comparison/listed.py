@@ -25,6 +25,7 @@ REQUIRED, OPTIONAL = ("arm", "seed"), ("stratum", "rate", "tokens", "seconds", "
 """Columns beside the endpoint."""
 FAILED = ("failed", "diverged")
 """Words in the endpoint's column for a run that failed to train."""
+KINDS = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 NO_SEED = "none"
 """Of `seed=none`: the runs have no seeds."""
 _BYTES = 64 * 2**20
@@ -93,13 +94,12 @@ def read_source(path: Path) -> Source:
     Raises:
         ConfigError: There is no such file, it cannot be read as a table, or it has no rows.
     """
-    readers = {".csv": _csv, ".tsv": _tsv, ".json": _json, ".jsonl": _jsonl, ".parquet": _parquet}
     kind = path.suffix.lower()
     if path.is_dir():
         fix = f"nexus-ablate compare {shlex.quote(str(path))} for runs of nexus-ablate, or name a file in it"
         raise ConfigError("judge takes one table of results, not a directory", str(path), fix)
-    if kind not in readers:
-        fix = f"a file that ends in {', '.join(readers)}, or wandb:ENTITY/PROJECT"
+    if kind not in KINDS:
+        fix = f"a file that ends in {', '.join(KINDS)}, or wandb:ENTITY/PROJECT"
         raise ConfigError("judge cannot read a table of this kind", str(path), fix)
     try:
         data = read_regular(path, _BYTES, follow=True)
@@ -109,7 +109,7 @@ def read_source(path: Path) -> Source:
         raise ConfigError("there is no file of this name", str(path), f"ls {shlex.quote(str(path.parent))}")
     fix = "one row per run, with the columns arm, seed and val_loss"
     try:
-        frame = readers[kind](data)
+        frame = _separated(data, kind) if kind in (".csv", ".tsv") else _objects(data, kind)
     except (*UNREADABLE, TypeError, OSError) as error:
         got = printable(str(error).splitlines()[0], 200)
         raise ConfigError(f"{path} is not a table", got, fix) from None
@@ -120,22 +120,13 @@ def read_source(path: Path) -> Source:
     return Source(str(path), list(zip(places, frame.to_dict("records"), strict=True)))
 
 
-def _csv(data: bytes) -> pandas.DataFrame:
-    """Where semicolons separate cells, a comma in a number is its decimal point."""
-    first_line = data.partition(b"\n")[0]
-    if b";" not in first_line or b"," in first_line:
-        return _separated(data, ",")
-    return _separated(data, ";").replace(r"^\s*([+-]?\d+),(\d+(?:[eE][+-]?\d+)?)\s*$", r"\1.\2", regex=True)
-
-
-def _tsv(data: bytes) -> pandas.DataFrame:
-    return _separated(data, "\t")
-
-
-def _separated(data: bytes, separator: str) -> pandas.DataFrame:
-    """Cells as text, by line."""
+def _separated(data: bytes, kind: str) -> pandas.DataFrame:
+    """Cells as text, by line. Where semicolons separate them, a comma in a number is its decimal point."""
     import pandas
 
+    first_line = data.partition(b"\n")[0]
+    has_semicolons = kind == ".csv" and b";" in first_line and b"," not in first_line
+    separator = ";" if has_semicolons else {".csv": ",", ".tsv": "\t"}[kind]
     reading = {"sep": separator, "header": None, "dtype": str, "keep_default_na": False, "skip_blank_lines": False}
     try:
         table = pandas.read_csv(io.BytesIO(data), encoding="utf-8-sig", skipinitialspace=True, **reading)
@@ -146,36 +137,34 @@ def _separated(data: bytes, separator: str) -> pandas.DataFrame:
     if len(set(heads)) < len(heads):
         raise ValueError(f"two columns have one name: {', '.join(heads)}")
     rows = table.iloc[1:].set_axis(heads, axis=1)
-    return rows[(rows != "").any(axis=1)]
+    rows = rows[(rows != "").any(axis=1)]
+    if has_semicolons:
+        rows = rows.replace(r"^\s*([+-]?\d+),(\d+(?:[eE][+-]?\d+)?)\s*$", r"\1.\2", regex=True)
+    return rows
 
 
-def _json(data: bytes) -> pandas.DataFrame:
-    """A list of objects, or columns as pandas writes them."""
+def _objects(data: bytes, kind: str) -> pandas.DataFrame:
+    """Rows of JSON, a list of objects or columns as pandas writes them, or of Parquet, by number."""
     import pandas
 
-    values = json.loads(data.decode("utf-8-sig"))
-    rows = values if isinstance(values, list) else [values]
-    for number, row in enumerate(rows, 1):
-        if not isinstance(row, dict):
-            raise ValueError(f"row {number} is not an object: {json.dumps(row)[:60]}")
-    frame = pandas.DataFrame(values, dtype=object).reset_index(drop=True)
-    frame.index += 1
-    return frame
-
-
-def _jsonl(data: bytes) -> pandas.DataFrame:
-    lines = [line for line in data.decode("utf-8-sig").split("\n") if line.strip()]
-    return _json(f"[{','.join(lines)}]".encode())
-
-
-def _parquet(data: bytes) -> pandas.DataFrame:
-    import pandas
-
-    try:
-        frame = pandas.read_parquet(io.BytesIO(data), engine="pyarrow").reset_index(drop=True)
-    except ImportError:
-        got = "a file that ends in .parquet"
-        raise ConfigError("reading Parquet needs the package pyarrow", got, "pip install pyarrow") from None
+    if kind == ".parquet":
+        try:
+            frame = pandas.read_parquet(io.BytesIO(data), engine="pyarrow")
+        except ImportError:
+            got = "a file that ends in .parquet"
+            raise ConfigError("reading Parquet needs the package pyarrow", got, "pip install pyarrow") from None
+    else:
+        text = data.decode("utf-8-sig")
+        if kind == ".jsonl":
+            lines = [line for line in text.split("\n") if line.strip()]
+            text = f"[{','.join(lines)}]"
+        values = json.loads(text)
+        rows = values if isinstance(values, list) else [values]
+        for number, row in enumerate(rows, 1):
+            if not isinstance(row, dict):
+                raise ValueError(f"row {number} is not an object: {json.dumps(row)[:60]}")
+        frame = pandas.DataFrame(values, dtype=object)
+    frame = frame.reset_index(drop=True)
     frame.index += 1
     return frame
 

@@ -25,25 +25,19 @@ def unlike_batches(run: Trained, twin: Trained) -> str:
         return ""
     if last and twin_last and run.summary.get("steps") == twin.summary.get("steps"):
         return "other batches"
-    try:
-        hashes, twin_hashes = _batch_hashes(run), _batch_hashes(twin)
-    except UserError as error:
-        return error.problem
+    logged = []
+    for each in (run, twin):
+        rows = read_rows(each.record.path / "metrics.jsonl")
+        try:
+            logged.append({row["step"]: row["batch_hash"] for row in rows if row.get("batch_hash")})
+        except UserError as error:
+            return error.problem
+    hashes, twin_hashes = logged
     shared = hashes.keys() & twin_hashes.keys()
     if not shared:
         return "no batch hash in common"
-    step = max(shared)
+    step = max(shared)  # the hash is a chain: if it agrees at a step, all batches before that agree
     return "" if hashes[step] == twin_hashes[step] else f"other batches before step {step}"
-
-
-def _batch_hashes(run: Trained) -> dict[int, str]:
-    """The logged batch hashes by step. The hash is a chain: if it agrees at a step, all batches before that agree.
-
-    Raises:
-        UserError: The log is damaged.
-    """
-    rows = read_rows(run.record.path / "metrics.jsonl")
-    return {row["step"]: row["batch_hash"] for row in rows if row.get("batch_hash")}
 
 
 def unlike_code(run: Trained, twin: Trained) -> str:

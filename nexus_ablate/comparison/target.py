@@ -23,8 +23,6 @@ from nexus_ablate.measure.measures import Measure, measure_of
 
 RULE = 0.004
 
-Logs = dict[tuple[str, str, int], list[Listed]]
-
 
 def steps_to_target(
     source: Source, name: str, columns: Mapping[str, str], target: float, better: str, delta_min: float | None
@@ -42,7 +40,7 @@ def steps_to_target(
     known = measure_of(name)
     if (known.better if known else better) != "lower":
         raise ConfigError("--target is for a loss, of which lower is better", name, f"--endpoint {name} --better lower")
-    logs: Logs = defaultdict(list)
+    logs: dict[tuple[str, str, int], list[Listed]] = defaultdict(list)
     for row in rows_of(source, name, columns, (*REQUIRED, "step")):
         logs[row.stratum, row.arm, row.seed].append(row)
     for log in logs.values():
@@ -51,27 +49,24 @@ def steps_to_target(
             if row.step == following.step:
                 got = f"{row.where} and {following.where}: {row.arm}, seed {row.seed}, step {row.step:g}"
                 raise ConfigError("two rows are of one run and one step", got, "one row per run and step")
-    _require_target(logs, target)
+    # without the steps of a run that does not reach the target, a mean over the others would flatter the arm
+    lowest = {key: min(_losses(log)) for key, log in logs.items() if len(_losses(log)) == len(log)}
+    worst = max(lowest, key=lowest.__getitem__, default=None)
+    if worst is not None and lowest[worst] > target:
+        _, arm, seed = worst
+        got = f"{arm}, seed {seed}: {lowest[worst]:g} at the lowest"
+        raise ConfigError(f"a run does not reach the loss {target:g}", got, f"--target {lowest[worst]:g}")
+    by_arm: dict[tuple[str, str], list[list[Listed]]] = defaultdict(list)
+    for (stratum, arm, _), log in logs.items():
+        by_arm[stratum, arm].append(log)
+    rules: dict[str, list[str]] = defaultdict(list)
+    for (stratum, arm), arm_logs in by_arm.items():
+        rules[stratum].append(f"modded-nanogpt's rule, {arm}: {_first_passing_step(arm_logs, target)}")
     measure = Measure(
         f"steps to {target:g}", "steps", "training steps until the loss is reached", ("summary",), "lower"
     )
-    return (
-        [_run(log, target) for log in logs.values()],
-        Endpoint(measure.name, delta_min, measure, BY_FLAG),
-        _rule(logs, target),
-    )
-
-
-def _require_target(logs: Logs, target: float) -> None:
-    """Refuse a run that does not reach the target: without its steps, a mean over the others would flatter the arm."""
-    worst, highest = None, target
-    for log in logs.values():
-        losses = _losses(log)
-        if len(losses) == len(log) and min(losses) > highest:
-            worst, highest = log[0], min(losses)
-    if worst is not None:
-        got = f"{worst.arm}, seed {worst.seed}: {highest:g} at the lowest"
-        raise ConfigError(f"a run does not reach the loss {target:g}", got, f"--target {highest:g}")
+    runs = [_run(log, target) for log in logs.values()]
+    return runs, Endpoint(measure.name, delta_min, measure, BY_FLAG), rules
 
 
 def _losses(log: list[Listed]) -> list[float]:
@@ -91,17 +86,6 @@ def _run(log: list[Listed], target: float) -> Listed:
         if next_loss <= target:
             return replace(first, value=step + (next_step - step) * (loss - target) / (loss - next_loss))
     raise AssertionError("every run reaches the target")
-
-
-def _rule(logs: Logs, target: float) -> dict[str, list[str]]:
-    """What the rule says of each arm, by stratum: a line each."""
-    arms: dict[tuple[str, str], list[list[Listed]]] = defaultdict(list)
-    for (stratum, arm, _), log in logs.items():
-        arms[stratum, arm].append(log)
-    lines: dict[str, list[str]] = defaultdict(list)
-    for (stratum, arm), runs in arms.items():
-        lines[stratum].append(f"modded-nanogpt's rule, {arm}: {_first_passing_step(runs, target)}")
-    return lines
 
 
 def _first_passing_step(runs: list[list[Listed]], target: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nexus_ablate.comparison.endpoint import Endpoint
@@ -102,13 +102,18 @@ def read_terms(folder: Path) -> Terms:
         UserError: It is damaged or a value in it has no meaning.
     """
     directory = Path(os.path.realpath(folder))  # a directory that the user names may be a link
+    here, place = Path.cwd().resolve(), directory
+    if directory.parent == here / "runs":
+        place = directory.name
+    elif directory.is_relative_to(here):
+        place = directory.relative_to(here)
+    terms = Terms(name=folder.name, place=shlex.quote(str(place)))
     study = read_study(directory)
     if study is None:
-        return Terms(name=folder.name, place=_place(directory))
-    return Terms(
+        return terms
+    return replace(
+        terms,
         study=study,
-        name=folder.name,
-        place=_place(directory),
         endpoint=endpoints_of(study)[0],
         share=study.share,
         strata=max(len(study.all_strata), 1),
@@ -118,11 +123,10 @@ def read_terms(folder: Path) -> Terms:
 
 def chosen_late(study: Study) -> Iterator[str]:
     """The seeds, looks and their weights that were chosen after the first run."""
-    added = [seed for entry in study.added for seed in entry.seeds]
+    added, keys = [seed for entry in study.added for seed in entry.seeds], {"looks", "look_weights", "share"}
     if added:
         yield f"{several(len(added), 'seed')} added after the others had been looked at ({', '.join(map(str, added))})"
-    keys = {"looks", "look_weights", "share"}
-    if not added:
+    else:
         keys.add("seeds")
     amended = {change.partition(":")[0] for amendment in study.amendments for change in amendment.changes}
     if late := sorted(amended & keys):
@@ -138,10 +142,3 @@ def amends_claim(amendments: Iterable[str]) -> bool:
     """Whether a claim, or what decides it, was among the lines of `amendment_lines`."""
     changes = [change for line in amendments for change in line.partition(": ")[2].split("; ")]
     return any(change.startswith(DECIDING) for change in changes)
-
-
-def _place(directory: Path) -> str:
-    here = Path.cwd().resolve()
-    if directory.parent == here / "runs":
-        return shlex.quote(directory.name)
-    return shlex.quote(str(directory.relative_to(here) if directory.is_relative_to(here) else directory))
