@@ -15,7 +15,7 @@ import numpy as np
 from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.cell import Effect
 from nexus_ablate.comparison.endpoint import Endpoint
-from nexus_ablate.comparison.fairness import FAIL, LEARNED, Check
+from nexus_ablate.comparison.fairness import LEARNED, Check
 from nexus_ablate.comparison.load import Excluded
 from nexus_ablate.comparison.statistics import FAILURES, LEVEL, Interval, mean_interval
 from nexus_ablate.comparison.terms import Terms
@@ -320,10 +320,6 @@ class Stratum:
     def name(self) -> str:
         """The stratum's name; '' in a study without strata."""
         return self.terms.stratum
-
-    @property
-    def failed(self) -> list[Check]:
-        return [check for check in self.checks if check.status == FAIL]
 
     @property
     def results(self) -> Iterator[ArmResult]:

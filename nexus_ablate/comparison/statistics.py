@@ -144,11 +144,11 @@ def t_tail(t: float, df: float) -> float:
     return float(2 * stdtr(df, -abs(t)))
 
 
-def upper_bound(spread: float, df: float, confidence: float = POWER) -> float:
-    """The one-sided upper bound of a standard deviation that was estimated with `df` degrees of freedom."""
+def upper_bound(spread: float, df: float) -> float:
+    """The one-sided upper 80% bound of a standard deviation that was estimated with `df` degrees of freedom."""
     from scipy.special import chdtri
 
-    return spread * math.sqrt(df / float(chdtri(df, confidence)))
+    return spread * math.sqrt(df / float(chdtri(df, POWER)))
 
 
 @cache
@@ -183,17 +183,15 @@ def detectable_difference(spread: float, n: int, level: float, power: float = PO
 
 
 @cache
-def seeds_needed(
-    delta: float, spread: float, level: float, power: float = POWER, text_se: float = 0.0, most: int = 1000
-) -> int | None:
-    """Pairs after which a true difference `delta` is shown with this power; None beyond `most`.
+def seeds_needed(delta: float, spread: float, level: float, power: float = POWER, text_se: float = 0.0) -> int | None:
+    """Pairs after which a true difference `delta` is shown with this power; None beyond 1000.
 
     Args:
         spread, text_se: As for `detectable_difference`.
     """
     if delta <= 0:
         return None
-    counts = range(2, most + 1)
+    counts = range(2, 1001)
     place = bisect_left(counts, True, key=lambda n: detectable_difference(spread, n, level, power, text_se) <= delta)
     return counts[place] if place < len(counts) else None
 
