@@ -15,13 +15,11 @@ import pytest
 from scipy import stats
 from written_runs import TINY, Writer, config_of
 
-from nexus_ablate.comparison.arms import gather
 from nexus_ablate.comparison.curves import Curves, read_curves, spikes
 from nexus_ablate.comparison.endpoint import AT_CHANCE, Endpoint
 from nexus_ablate.comparison.failures import failure
 from nexus_ablate.comparison.fairness import FAIL, PASS, WAIVED, WARN
-from nexus_ablate.comparison.learning_rates import joined
-from nexus_ablate.comparison.load import Trained, collect
+from nexus_ablate.comparison.load import Trained
 from nexus_ablate.comparison.within_stratum import compare_stratum as compare
 from nexus_ablate.errors import ConfigError, UserError
 from nexus_ablate.measure.history import spike_score
@@ -875,6 +873,6 @@ def test_the_written_runs_look_like_trained_ones(tiny_run):
     assert comparison.rows[0].mean == trained.figures["val_loss"]
 
 
-def test_gather_names_the_study_of_the_baseline(study):
+def test_the_question_is_that_of_the_study_of_the_baseline(study):
     study.plan(("norm=layer",), question="why?")
-    assert gather(collect([study.root]), None, joined)[3].study.question == "why?"
+    assert compare(study.root).question == "why?"

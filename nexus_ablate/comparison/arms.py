@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -133,32 +133,29 @@ class NoResult(ConfigError):
     """Runs that have not ended, or none."""
 
 
-def gather(
-    collection: Collection, requested: str | None, join: Callable[[list[Arm], Mapping[str, Terms]], list[Arm]]
-) -> tuple[Arm, list[Arm], list[Excluded], Terms]:
-    """The baseline, the other arms, further exclusions, and the terms that hold for the comparison.
+def against_baseline(
+    arms: list[Arm], left_out: list[Excluded], studies: dict[str, Terms], requested: str | None
+) -> tuple[Arm, list[Arm], Terms]:
+    """The baseline, the other arms, and the terms that hold for the comparison.
 
     Args:
-        collection: From `collect`.
+        arms: From `group`; of a study that tunes learning rates, one for all rates.
+        left_out: Runs that are not in the table.
+        studies: Their terms by name.
         requested: The baseline's name, where the user gave one.
-        join: Makes one arm of those that differ in a tuned learning rate alone.
 
     Raises:
         NoResult: No run has ended.
         ConfigError: An unknown baseline, or several that could be meant.
     """
-    arms, excluded = group(collection)
-    arms = join(arms, collection.terms)
-    left_out = [*collection.excluded, *excluded]
     if not arms:
         states = Counter(out.state or "no run" for out in left_out)
         counts = ", ".join(f"{count} {state}" for state, count in states.items()) or "no run has started"
         raise NoResult("no run here has a result yet", counts, "nexus-ablate status DIR shows what they do")
-    baseline = _baseline(arms, left_out, collection.terms, requested)
-    studies = sorted(baseline.studies & collection.terms.keys())
-    terms = collection.terms[studies[0]] if studies else Terms()
+    baseline = _baseline(arms, left_out, studies, requested)
+    terms = studies.get(min(baseline.studies & studies.keys(), default=""), Terms())
     chosen_late = list(terms.exploratory)
-    for other in collection.terms.values():
+    for other in studies.values():
         if other.name != terms.name:
             chosen_late += (f"{reason} in {other.name}" for reason in other.exploratory)
             if other.study.looks:
@@ -174,7 +171,7 @@ def gather(
     for out in left_out:
         if out.arm and out.arm not in begun:
             without_result.setdefault(out.arm, Arm(out.arm, out.arm, {})).waiting.append(out)
-    return baseline, [*others, *without_result.values()], excluded, terms
+    return baseline, [*others, *without_result.values()], terms
 
 
 def group(collection: Collection) -> tuple[list[Arm], list[Excluded]]:

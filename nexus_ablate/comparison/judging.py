@@ -82,12 +82,6 @@ class ArmRuns:
         """The losses with every run that failed to train counted as one that has learned nothing."""
         return np.where(self.has_failed, self.uninformed, self.losses)
 
-    def is_identical(self, base: ArmRuns) -> bool:
-        """Whether every pair of runs is equal to the last bit."""
-        both = self.ended & base.ended
-        equal = self.same & ((self.losses == base.losses) | ~np.isfinite(self.losses))
-        return bool(both.any() and equal[both].all())
-
 
 @dataclass
 class Judgement:
@@ -272,6 +266,8 @@ def _measured(runs: ArmRuns, base: ArmRuns, terms: Terms) -> ArmResult:
         compared = min(measured.sum(), base_measured.sum())
         unmeasured = runs.has_trained & ~measured
         differences = np.full(len(runs.seeds), np.nan)
+    both_ended = runs.ended & base.ended
+    equal = runs.same & ((runs.losses == base.losses) | ~np.isfinite(runs.losses))
     planned = runs.begun
     if runs.name in (terms.baseline, *terms.arm_names):
         planned = set(runs.seeds if terms.study.looks else terms.study.seeds)
@@ -292,7 +288,7 @@ def _measured(runs: ArmRuns, base: ArmRuns, terms: Terms) -> ArmResult:
         baseline_runs=int(base.ended.sum()),
         baseline_failed=len(base.failed),
         unfair=runs.unfair,
-        is_identical=runs.is_identical(base),
+        is_identical=bool(both_ended.any() and equal[both_ended].all()),
         sd=spread(finite),
         own_rates=runs.own_rates,
         saturated=runs.saturated,

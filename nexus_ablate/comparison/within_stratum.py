@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from nexus_ablate.comparison.arms import Arm, NoResult, gather
+from nexus_ablate.comparison.arms import Arm, NoResult, against_baseline, group
 from nexus_ablate.comparison.budget import regime_lines
 from nexus_ablate.comparison.curves import AXES
 from nexus_ablate.comparison.differences import consequences, differing
@@ -54,7 +54,9 @@ def compare_stratum(
     """
     paths = [dirs] if isinstance(dirs, str | Path) else dirs
     collection = collect(Path(path) for path in paths)
-    base, others, duplicates, terms = gather(collection, baseline, joined)
+    arms, duplicates = group(collection)
+    excluded = collection.excluded + duplicates
+    base, others, terms = against_baseline(joined(arms, collection.terms), excluded, collection.terms, baseline)
     base, *others = [at_own_rate(each) for each in (base, *others)]
     shown = [other for other in others if arm in (None, other.name, other.label)]
     if arm is not None and not shown:
@@ -72,7 +74,7 @@ def compare_stratum(
             if any(run.state == "failed" for run in base.waiting):
                 fix = f"nexus-ablate study {terms.place} --retry failed"
         raise NoResult("the baseline has no result yet", f"{base.label}, no run that counts", fix)
-    excluded = collection.excluded + duplicates + unpaired(base, shown)
+    excluded += unpaired(base, shown)
     conditions = checks(base, shown, terms, excluded, tuple(allow))
     copies = [
         replace(base, label=" ".join(equal.overrides), waiting=[], tuning=[])
