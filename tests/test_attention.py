@@ -89,15 +89,6 @@ def test_concat_and_additive_without_bias_are_one_score():
     torch.testing.assert_close(concat(q, k), additive(q, k), rtol=0, atol=1e-6)
 
 
-def test_luong_general_with_the_identity_is_luong_dot():
-    general, dot = build_score("luong_general"), build_score("luong_dot")
-    with torch.no_grad():
-        for head in general.map.maps:
-            head.weight.copy_(torch.eye(D))
-    q, k = torch.randn(2, 2, H, T, D).unbind()
-    torch.testing.assert_close(general(general.query(q), k), dot(q, k))
-
-
 @pytest.mark.parametrize("name", ["luong_concat", "additive"])
 @pytest.mark.parametrize("queries", [1, 2, 4])
 def test_additive_scores_in_parts_are_those_at_once_in_both_passes_and_keep_to_the_bound(monkeypatch, name, queries):
@@ -260,41 +251,10 @@ def test_the_kernel_is_named_with_its_reason(tiny, overrides, kernel):
     assert len(core.kernel[1]) > 20
 
 
-def test_the_map_holds_weights_over_the_visible_past(tiny, qkv):
-    core = core_of(tiny, "position=alibi", "window=3")
-    weights = core.weights(*qkv[:2], build(tiny, "position=alibi").position.score_bias(T, 0))
-    torch.testing.assert_close(weights.sum(-1), torch.ones(3, H, T))
-    band = torch.ones(T, T).tril().triu(-2).bool()
-    assert torch.equal(weights != 0, band.expand(3, H, T, T))
-
-
-def test_softcap_bounds_scores_before_the_mask(tiny, qkv):
-    core = core_of(tiny, "attn_softcap=0.5", "position=none")
-    weights = core.weights(*qkv[:2], None)
-    assert torch.equal(weights, weights.tril())
-    last = weights[:, :, -1]
-    assert (last.max(-1).values / last.min(-1).values).max() <= math.exp(2 * 0.5)
-    # The control: capped after the mask, -inf becomes -0.5 and the future is seen.
-    masked = (core.score(*qkv[:2]) * core.scale).masked_fill(~torch.ones(T, T).tril().bool(), -torch.inf)
-    leaking = core.normalizer(0.5 * torch.tanh(masked / 0.5))
-    assert (leaking.triu(1) > 0).any()
-
-
 def test_a_window_is_the_last_keys_with_the_query_s_own(tiny):
     """Layer by layer: window=[2,0] is 2 keys in the first layer and all in the second."""
     cores = [core_of(tiny, "window=[2,0]", layer=layer) for layer in range(2)]
     assert [core.seen(4, torch.device("cpu")).sum(1).tolist() for core in cores] == [[1, 2, 2, 2], [1, 2, 3, 4]]
-
-
-def test_in_a_windowed_layer_a_token_sees_what_the_window_holds_and_the_sink(tiny):
-    for sink in ("off", "on"):
-        model = build(tiny, "window=3", "model.n_layers=1", f"sink_token={sink}", "position=none")
-        outputs = []
-        model.embedding.register_forward_hook(lambda m, i, o, kept=outputs: (o.retain_grad(), kept.append(o))[0])
-        model(TOKENS)[0, 5].pow(2).sum().backward()
-        assert outputs[0].grad[0].abs().sum(-1).nonzero().flatten().tolist() == [3, 4, 5]
-        if sink == "on":
-            assert model.sink.weight.grad.abs().sum() > 0
 
 
 # ------------------------------------------------------------------------------------------- heads of keys, sinks
@@ -313,19 +273,6 @@ def test_grouped_queries_are_repeated_key_heads(tiny, groups):
     full.load_state_dict(state)
     assert grouped.blocks[0].attn.key.weight.shape == (groups * d, 16)
     torch.testing.assert_close(grouped(TOKENS), full(TOKENS), rtol=1e-4, atol=1e-4)
-
-
-def test_a_learned_key_takes_the_mass_that_its_score_asks_for(tiny, qkv):
-    model = build(tiny, "kv_bias=key", "position=none")
-    attn, (q, k, v) = model.blocks[0].attn, qkv
-    keys, values = attn._keys(k, attn.learned_key_Gd), attn._keys(v, attn.learned_value_Gd)
-    weights = attn.core.weights(q, keys, None)
-    assert weights.shape == (3, H, T, T + 1)
-    expected = torch.exp(attn.core.scale * (q * attn.learned_key_Gd[:, None]).sum(-1))
-    others = torch.exp(attn.core.scale * q @ k.transpose(-1, -2)).tril().sum(-1)
-    torch.testing.assert_close(weights[..., 0], expected / (expected + others))
-    assert torch.equal(values[:, :, 0], torch.zeros(3, H, 8))  # its mass goes nowhere
-    assert attn.learned_value_Gd is None
 
 
 def test_a_learned_key_is_not_rotated_normed_or_biased_by_position(tiny):

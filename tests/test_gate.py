@@ -1,5 +1,3 @@
-import math
-
 import pytest
 import torch
 from torch.nn import functional as F
@@ -65,9 +63,9 @@ def test_a_gate_multiplies_by_the_activated_projection_of_the_input(x, name, sit
     torch.testing.assert_close(gate(site, y, x), expected)
 
 
-@pytest.mark.parametrize(("name", "site"), EVERYWHERE)
+@pytest.mark.parametrize(("name", "site"), [*EVERYWHERE, ("norm", "sdpa"), ("silu", "sdpa")])
 def test_a_gate_leaves_other_sites_alone(x, name, site):
-    gate = build(name, site=site)
+    gate = build(name) if name in ("norm", "silu") else build(name, site=site)
     for other in SHAPES.keys() - {site}:
         y = y_at(other)
         assert gate(other, y, x) is y
@@ -134,22 +132,10 @@ def test_silu_of_head_outputs_has_no_parameters_and_does_not_see_the_input(x):
     assert not list(gate.parameters())
 
 
-@pytest.mark.parametrize("name", ["norm", "silu"])
-def test_a_control_without_a_gate_acts_on_the_head_outputs_alone(x, name):
-    for site in SHAPES.keys() - {"sdpa"}:
-        y = y_at(site)
-        assert build(name)(site, y, x) is y
-
-
 @pytest.mark.parametrize("name", ["additive", "norm", "silu"])
 def test_what_multiplies_nothing_has_no_gate_scores(tiny, name):
     probed = probe(build_model(tiny(f"gate={name}"), 11), torch.randint(0, 11, (2, 8)))
     assert not [figure for figure in probed if figure.startswith("gate/")]
-
-
-def test_non_sparse_sigmoid_cannot_close(x):
-    gate = build("elementwise", activation="ns_sigmoid")
-    assert gate("sdpa", torch.ones(B, T, H, D), 100 * x).min() >= 0.5
 
 
 # ----------------------------------------------------------------------------------------------------- bondarenko
@@ -215,24 +201,8 @@ def test_attention_is_gated_at_the_site_as_published(tiny, name, site):
     torch.testing.assert_close(attn(x, model.context(x)), expected, rtol=0, atol=1e-6)
 
 
-def test_an_identity_gate_without_input_at_one_is_no_gate(tiny):
-    gated = build_model(tiny("gate=headwise", "gate.activation=identity", "gate.input=off"), 11)
-    plain = build_model(tiny(), 11)
-    for block in gated.blocks:
-        torch.nn.init.ones_(block.attn.gate.constant)
-    tokens = torch.randint(0, 11, (2, 8))
-    torch.testing.assert_close(gated(tokens), plain(tokens))
-
-
 def test_gate_projections_are_matrices_with_a_role_of_their_own_and_constants_are_vectors(tiny):
     roles = parameter_roles(build_model(tiny("gate=elementwise"), 11))
     assert roles["blocks.0.attn.gate.map.weight"] == "gate"
     roles = parameter_roles(build_model(tiny("gate=elementwise", "gate.input=off"), 11))
     assert roles["blocks.0.attn.gate.constant"] == "vector"
-
-
-def test_a_fresh_gate_halves_the_heads_about(tiny):
-    gate = build_model(tiny("gate=elementwise", "model.d_model=64", "init=gpt2"), 11).blocks[0].attn.gate
-    factor = gate.factor(torch.randn(4, 8, 64))
-    assert factor.mean().item() == pytest.approx(0.5, abs=0.02)
-    assert math.isclose(factor.std().item(), 0.25 * 0.02 * 8, rel_tol=0.2)

@@ -64,35 +64,10 @@ def test_the_expected_options_are_all_there_are():
     assert QK_NORM.names() == ["k_only", "l2", "layer", "ngpt", "none", "q_only", "qkv", "rms", "rms_full"]
 
 
-@pytest.mark.parametrize(
-    ("name", "sizes"),
-    [
-        ("none", []),
-        ("rms", [D, D]),
-        ("layer", [D, D]),
-        ("rms_full", [H * D, G * D]),
-        ("q_only", [D]),
-        ("k_only", [D]),
-        ("qkv", [D, D, D]),
-        ("l2", [1]),
-    ],
-)
-def test_gains_have_the_width_that_is_normed_and_no_bias(name, sizes):
-    assert [p.numel() for p in build(name).parameters()] == sizes
-
-
 def test_gains_start_at_one_whatever_the_block_norms_start_at(tiny):
     model = build_model(tiny("qk_norm=rms", "norm.gain_init=0.5"), 11)
     assert torch.equal(model.blocks[0].attn.qk_norm.key.gain, torch.ones(8))
     assert torch.equal(model.blocks[0].norm_attn.gain, torch.full((16,), 0.5))
-
-
-def test_over_all_heads_is_not_by_head(qkv):
-    full, by_head = build("rms_full", ones=True), build("none")
-    q, _, _ = full(*qkv)
-    torch.testing.assert_close(q.square().mean((2, 3)), torch.ones(2, T), rtol=0, atol=1e-4)
-    assert (q.square().mean(3) - 1).abs().max() > 0.1
-    assert by_head(*qkv)[0] is qkv[0]
 
 
 def test_l2_replaces_the_scale_by_a_learned_scalar_of_the_published_start():
@@ -102,17 +77,6 @@ def test_l2_replaces_the_scale_by_a_learned_scalar_of_the_published_start():
         assert norm.g.item() == pytest.approx(math.log2(context**2 - context))
         assert norm.g.item() == pytest.approx(start, abs=0.01)
     assert norm.scale == 1.0
-
-
-def test_scores_under_l2_lie_between_minus_g_and_g(tiny):
-    model = build_model(tiny("qk_norm=l2", "position=rope", "init=xavier"), 11)
-    attn, seen = model.blocks[0].attn, []
-    attn.core.register_forward_pre_hook(lambda m, args: seen.append(m.scale * m.score(*args[:2])))
-    model(torch.randint(0, 11, (2, 8)))
-    assert attn.core.scale == 1
-    assert seen[0].abs().max() <= attn.qk_norm.g * (1 + 1e-5)
-    diagonal = torch.arange(8)
-    assert seen[0][..., diagonal, diagonal].abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("name", sorted({*QK_NORM.names()} - {"ngpt"}))  # which needs as many key heads as heads
