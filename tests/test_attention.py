@@ -6,11 +6,11 @@ import re
 
 import pytest
 import torch
+from tensors import draw, option_with, randomise
 
 from nexus_ablate.axes import attention as scores
 from nexus_ablate.axes.attention import ATTENTION
 from nexus_ablate.axes.modules import Geometry
-from nexus_ablate.config.options import default_option
 from nexus_ablate.model import build_model
 
 H, T, D = 2, 6, 4
@@ -18,17 +18,8 @@ GEOMETRY = Geometry(n_layers=2, d_model=H * D, n_heads=H, n_kv_heads=H, head_dim
 TOKENS = torch.randint(0, 11, (2, T), generator=torch.Generator().manual_seed(0))
 
 
-def randomise(module, seed=0):
-    with torch.no_grad():
-        for i, p in enumerate(module.parameters()):
-            p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(seed + i)))
-    return module
-
-
 def build_score(name, **keys):
-    option = default_option("attention", name)
-    option.keys |= keys
-    return randomise(ATTENTION.build(option, GEOMETRY))
+    return randomise(ATTENTION.build(option_with("attention", name, **keys), GEOMETRY))
 
 
 def build(tiny, *overrides):
@@ -70,7 +61,7 @@ def pairwise_score(name, score, q, k):
 @pytest.mark.parametrize("name", ["dot", "luong_dot", "luong_general", "luong_concat", "additive"])
 def test_a_score_is_its_published_definition_for_every_query_and_key(name):
     score = build_score(name)
-    q, k = (torch.randn(2, H, T, D, generator=torch.Generator().manual_seed(i)) for i in range(2))
+    q, k = (draw(2, H, T, D, seed=i) for i in range(2))
     actual = score.scale * score(score.query(q), k)
     for b, h, i, j in itertools.product(range(2), range(H), range(T), range(T)):
         expected = pairwise_score(name, score, q[b, h, i], k[b, h, j])(h)
@@ -232,25 +223,6 @@ def test_fused_and_plain_agree_in_outputs_and_gradients(tiny, overrides):
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "kernel"),
-    [
-        ((), "fused"),
-        (("window=3",), "fused"),
-        (("normalizer=sink",), "fused"),
-        (("attention=luong_general",), "fused"),
-        (("attention=additive", "position=alibi"), "plain"),
-        (("normalizer=sigmoid",), "plain"),
-        (("attn_softcap=50",), "plain"),
-    ],
-)
-def test_the_kernel_is_named_with_its_reason(tiny, overrides, kernel):
-    core = core_of(tiny, *overrides)
-    assert core.kernel[0] == kernel
-    assert core.fused is (kernel == "fused")
-    assert len(core.kernel[1]) > 20
-
-
 def test_a_window_is_the_last_keys_with_the_query_s_own(tiny):
     """Layer by layer: window=[2,0] is 2 keys in the first layer and all in the second."""
     cores = [core_of(tiny, "window=[2,0]", layer=layer) for layer in range(2)]
@@ -348,7 +320,7 @@ def test_a_key_bias_is_left_out_exactly_where_it_could_not_act(tiny, overrides, 
     assert with_bias.query.bias is not None
     before = model(TOKENS)
     for block in model.blocks:
-        block.attn.key.bias = torch.nn.Parameter(torch.randn(16, generator=torch.Generator().manual_seed(3)))
+        block.attn.key.bias = torch.nn.Parameter(draw(16, seed=3))
     assert torch.allclose(model(TOKENS), before, rtol=1e-3, atol=1e-3) is not acts
 
 

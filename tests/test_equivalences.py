@@ -1,11 +1,10 @@
 import pytest
 import torch
 from equivalences import EQUIVALENT
+from tensors import TOKENS, next_token_loss
 
 from nexus_ablate.model import build_model
 from nexus_ablate.optimizers import build_optimizer
-
-TOKENS = torch.randint(0, 11, (2, 8), generator=torch.Generator().manual_seed(0))
 
 
 def logits_after(config, steps=3):
@@ -14,7 +13,7 @@ def logits_after(config, steps=3):
     optimizer = build_optimizer(model, config.optim, config.weight_decay)
     outputs = [model(TOKENS).detach()]
     for _ in range(steps):
-        loss = torch.nn.functional.cross_entropy(model(TOKENS[:, :-1]).flatten(0, 1), TOKENS[:, 1:].flatten())
+        loss = next_token_loss(model)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

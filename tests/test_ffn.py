@@ -2,13 +2,14 @@ import math
 
 import pytest
 import torch
+from tensors import draw, option_with, randomise
 from torch import nn
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssConfig, GptOssExperts
 
 from nexus_ablate.axes.ffn import FFN, FFNParts
 from nexus_ablate.axes.modules import Geometry
 from nexus_ablate.config.grammar import ratio
-from nexus_ablate.config.options import default_option, option_files
+from nexus_ablate.config.options import option_files
 
 D, F = 6, 10
 MLPS = [name for name in FFN.names() if name != "moe"]
@@ -16,13 +17,11 @@ MLPS = [name for name in FFN.names() if name != "moe"]
 
 
 def build(name, bias=True, inner_norm=None, **keys):
-    option = default_option("ffn", name)
-    option.keys |= keys
-    ffn = FFN.build(option, FFNParts(Geometry(2, D, 2, 2, 3, F, 8, 11), bias, 0.0, inner_norm or nn.Identity()))
-    with torch.no_grad():
-        for i, p in enumerate(ffn.parameters()):
-            p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(i)))
-    return ffn
+    ffn = FFN.build(
+        option_with("ffn", name, **keys),
+        FFNParts(Geometry(2, D, 2, 2, 3, F, 8, 11), bias, 0.0, inner_norm or nn.Identity()),
+    )
+    return randomise(ffn)
 
 
 def phi(z):
@@ -57,7 +56,7 @@ GATED = {
 
 @pytest.fixture
 def x():
-    return torch.randn(2, 5, D, generator=torch.Generator().manual_seed(9))
+    return draw(2, 5, D, seed=9)
 
 
 def test_every_ffn_is_plain_or_gated_and_has_a_reference_here():

@@ -1,10 +1,10 @@
 import pytest
 import torch
+from tensors import draw, option_with
 from torch.nn import functional as F
 
 from nexus_ablate.axes.gate import GATE
 from nexus_ablate.axes.modules import Geometry, parameter_roles
-from nexus_ablate.config.options import default_option
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.measure.probe import probe
 from nexus_ablate.model import build_model
@@ -26,23 +26,21 @@ FUNCTIONS = {
 
 
 def build(name, **keys):
-    option = default_option("gate", name)
-    option.keys |= keys
-    gate = GATE.build(option, GEOMETRY)
+    gate = GATE.build(option_with("gate", name, **keys), GEOMETRY)
     with torch.no_grad():
         for i, p in enumerate(gate.parameters()):
             if p.ndim > 1:
-                p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(i)))
+                p.copy_(draw(*p.shape, seed=i))
     return gate
 
 
 @pytest.fixture
 def x():
-    return torch.randn(B, T, M, generator=torch.Generator().manual_seed(5))
+    return draw(B, T, M, seed=5)
 
 
 def y_at(site):
-    return torch.randn(B, T, *SHAPES[site], generator=torch.Generator().manual_seed(6))
+    return draw(B, T, *SHAPES[site], seed=6)
 
 
 def spread(name, site, logit):

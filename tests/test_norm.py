@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from tensors import draw, option_with, randomise
 from torch import nn
 from torch.nn import functional
 
 from nexus_ablate.axes.norm import NORM
-from nexus_ablate.config.options import default_option
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.model import build_model
 
@@ -16,21 +16,12 @@ ROOT = Path(__file__).parent.parent
 
 
 def build(name, width=8, bias=False, site="ffn", **keys):
-    option = default_option("norm", name)
-    option.keys |= keys
-    return NORM.build(option, width, bias, site)
+    return NORM.build(option_with("norm", name, **keys), width, bias, site)
 
 
 @pytest.fixture
 def x():
-    return torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0)) * 3 + 1
-
-
-def randomise(module):
-    with torch.no_grad():
-        for i, p in enumerate(module.parameters()):
-            p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(i)))
-    return module
+    return draw(2, 5, 8) * 3 + 1
 
 
 def layer_norm(x, gain=None, bias=None):
@@ -190,8 +181,8 @@ LOW = [torch.bfloat16, torch.float16]
 
 
 def low_input(dtype, offset, width=96):
-    x = torch.randn(64, width, generator=torch.Generator().manual_seed(1)) + offset
-    grad = torch.randn(64, width, generator=torch.Generator().manual_seed(2))
+    x = draw(64, width, seed=1) + offset
+    grad = draw(64, width, seed=2)
     return x.to(dtype), grad.to(dtype)
 
 
@@ -292,7 +283,7 @@ def test_the_documented_table_of_eps_is_that_of_the_arithmetic():
 @pytest.mark.parametrize("name", [n for n in NORM.names() if "fp32" in NORM.keys_of(n)])
 def test_autocast_lifts_no_operation_of_a_norm_in_low_precision(name):
     """On a CPU whose autocast lifts what CUDA's does."""
-    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(1)) + 30
+    x = draw(4, 64, seed=1) + 30
     norm = build(name, width=64, fp32=False)
     expected = norm(x.bfloat16())
     with torch.library._scoped_library("aten", "IMPL") as aten:
@@ -339,7 +330,7 @@ def test_a_compiled_norm_rounds_as_an_eager_one(name):
 
 @pytest.mark.parametrize("name", [n for n in NORM.names() if "fp32" in NORM.keys_of(n)])
 def test_fp32_off_takes_statistics_in_the_low_precision(name):
-    x = (torch.randn(4, 64, generator=torch.Generator().manual_seed(1)) * 3).bfloat16().float()
+    x = (draw(4, 64, seed=1) * 3).bfloat16().float()
     exact = build(name, width=64)(x)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         kept, lowered = build(name, width=64, fp32=True)(x), build(name, width=64, fp32=False)(x)

@@ -1,10 +1,10 @@
 import pytest
 import torch
+from tensors import draw, option_with
 
 from nexus_ablate.axes.modules import Geometry
 from nexus_ablate.axes.normalizer import NORMALIZER
 from nexus_ablate.config.compose import compose
-from nexus_ablate.config.options import default_option
 
 H, T = 2, 6
 GEOMETRY = Geometry(n_layers=2, d_model=8, n_heads=H, n_kv_heads=H, head_dim=4, d_ff=16, context=T, vocab_size=11)
@@ -12,14 +12,12 @@ CAUSAL = torch.ones(T, T).tril().bool()
 
 
 def build(name, **keys):
-    option = default_option("normalizer", name)
-    option.keys |= keys
-    return NORMALIZER.build(option, GEOMETRY)
+    return NORMALIZER.build(option_with("normalizer", name, **keys), GEOMETRY)
 
 
 @pytest.fixture
 def scores():
-    z = torch.randn(3, H, T, T, generator=torch.Generator().manual_seed(0)) * 3
+    z = draw(3, H, T, T) * 3
     return z.masked_fill(~CAUSAL, -torch.inf)
 
 

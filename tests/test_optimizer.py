@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 from options import OPTIMIZERS
+from tensors import TOKENS, draw, next_token_loss
 
 from nexus_ablate.axes.modules import parameter_roles
 from nexus_ablate.config.compose import compose
@@ -11,8 +12,6 @@ from nexus_ablate.model import build_model
 from nexus_ablate.optimizers import OPTIM, Parameter, build_optimizer, decay_groups
 from nexus_ablate.training.gradients import GradientNorms, part_of
 from nexus_ablate.training.schedule import learning_rate
-
-TOKENS = torch.randint(0, 11, (2, 8), generator=torch.Generator().manual_seed(0))
 
 
 def model_of(tiny, *overrides):
@@ -30,7 +29,7 @@ def schedule_of(*overrides):
 def three_steps(model, optimizer):
     """Weights after three steps whose gradients stay alike."""
     for _ in range(3):
-        loss = torch.nn.functional.cross_entropy(model(TOKENS[:, :-1]).flatten(0, 1), TOKENS[:, 1:].flatten())
+        loss = next_token_loss(model)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -179,26 +178,6 @@ def test_a_step_that_is_not_finite_changes_neither_weights_nor_moments(tiny, fus
     assert all(torch.equal(a, b) for a, b in zip(kept, now, strict=True))
 
 
-def test_the_optimizer_does_not_import_the_compiler():
-    """It takes two seconds of every start."""
-    import subprocess
-    import sys
-
-    code = """
-import sys, torch
-from nexus_ablate.config.compose import compose
-from nexus_ablate.model import build_model
-from nexus_ablate.optimizers import build_optimizer
-config = compose(["model.n_layers=1", "model.d_model=8", "model.n_heads=1", "model.context=8"])
-model = build_model(config)
-optimizer = build_optimizer(model, config.optim, 0.1)
-model(torch.zeros(1, 8, dtype=torch.long)).sum().backward()
-optimizer.step()
-assert "torch._dynamo" not in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
-
-
 # ------------------------------------------------------------------------------------------------- every optimizer
 
 
@@ -258,7 +237,7 @@ def test_muon_turns_the_momentum_of_block_matrices_into_its_nearest_orthogonal_m
     optimizer = build_optimizer(model, optim("optim=muon", "optim.lr=0.01"), 0.0)
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     for p in model.parameters():
-        p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel()))
+        p.grad = draw(*p.shape, seed=p.numel())
         if p.ndim == 2:  # five iterations reach singular values that are not far below the largest
             u, s, vh = torch.linalg.svd(p.grad, full_matrices=False)
             p.grad = u * torch.linspace(1, 0.3, len(s)) @ vh

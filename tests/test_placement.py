@@ -3,6 +3,7 @@ import math
 
 import pytest
 import torch
+from tensors import TOKENS, draw, next_token_loss
 from torch import nn
 
 from nexus_ablate.axes.norm import NORM
@@ -13,7 +14,6 @@ from nexus_ablate.measure.probe import probe
 from nexus_ablate.model import build_model
 from nexus_ablate.optimizers import decay_groups
 
-TOKENS = torch.randint(0, 11, (2, 8), generator=torch.Generator().manual_seed(0))
 HYBRIDNORM = ("hybridnorm", "hybridnorm_star")
 
 
@@ -22,7 +22,7 @@ class Times(nn.Module):
 
     def __init__(self, seed):
         super().__init__()
-        self.weight = torch.randn(6, 6, generator=torch.Generator().manual_seed(seed))
+        self.weight = draw(6, 6, seed=seed)
 
     def forward(self, x, context=None):
         return torch.tanh(x @ self.weight)
@@ -46,7 +46,7 @@ def block(name, layer=0, n_layers=4, **keys):
 
 @pytest.fixture
 def x():
-    return torch.randn(2, 3, 6, generator=torch.Generator().manual_seed(0))
+    return draw(2, 3, 6)
 
 
 def run(placement, x):
@@ -376,7 +376,7 @@ def test_no_placement_is_dead_at_gain_0_without_a_word(tiny, name, sites, ffn):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     learned = set()
     for _ in range(6):
-        loss = nn.functional.cross_entropy(model(TOKENS[:, :-1]).flatten(0, 1), TOKENS[:, 1:].flatten())
+        loss = next_token_loss(model)
         optimizer.zero_grad()
         loss.backward()
         learned |= {n for n, p in model.named_parameters() if p.grad is not None and p.grad.any()}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tensors import TOKENS, draw
 from torch.nn import functional as F
 
 from nexus_ablate.axes.ffn import FFN
@@ -29,7 +30,6 @@ from nexus_ablate.training.session import train
 EXAMPLES = Path(__file__).resolve().parents[1].joinpath("docs", "worked_examples.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"^`my_options/(\S+)`\n\n```\w+\n(.*?)^```$", EXAMPLES, flags=re.M | re.S))
 SIZES = sorted(path.stem for path in conf_dir().joinpath("model").glob("*.yaml"))
-TOKENS = torch.randint(0, 11, (2, 8), generator=torch.Generator().manual_seed(0))
 
 PLUGINS = {
     "resformer.py": """
@@ -208,7 +208,7 @@ def test_ngpt_s_steps_and_its_logit_scale(plugins, tiny):
 
 def test_multi_head_latent_attention_is_its_definition_trains_and_is_causal(plugins, tiny):
     model = build_model(tiny("mixer=latent", "init=xavier", "norm=rms"), 11)
-    attn, x = model.blocks[1].attn, torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(1))
+    attn, x = model.blocks[1].attn, draw(2, 8, 16, seed=1)
     H, d, causal = 2, 8, torch.ones(8, 8).tril().bool()
     latent = F.rms_norm(attn.latent(x), (8,), None, 1e-6)
     q = attn.query(x).view(2, 8, H, 2 * d)

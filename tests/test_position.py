@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tensors import draw, option_with
 from torch import nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama import LlamaConfig
@@ -14,7 +15,6 @@ from nexus_ablate.attention_core import fitted
 from nexus_ablate.axes.modules import Geometry
 from nexus_ablate.axes.position import POSITION, slopes
 from nexus_ablate.config.compose import compose
-from nexus_ablate.config.options import default_option
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.model import build_model
 from nexus_ablate.training.session import train
@@ -24,9 +24,7 @@ GEOMETRY = Geometry(n_layers=2, d_model=16, n_heads=2, n_kv_heads=2, head_dim=8,
 
 def build(name, geometry=GEOMETRY, **keys):
     """The scheme with random values in its matrices and tables."""
-    option = default_option("position", name)
-    option.keys |= keys
-    position = POSITION.build(option, geometry)
+    position = POSITION.build(option_with("position", name, **keys), geometry)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in position.parameters():
@@ -36,7 +34,7 @@ def build(name, geometry=GEOMETRY, **keys):
 
 
 def vectors(T=12, width=8, seed=0):
-    return torch.randn(1, 2, T, width, generator=torch.Generator().manual_seed(seed))
+    return draw(1, 2, T, width, seed=seed)
 
 
 def rotate(position, x):
@@ -235,7 +233,7 @@ def test_a_layer_of_nope_every_is_a_layer_without_positions(tiny, name):
     """Of each scheme that acts in the layers: the second block attends as without positions, the first does not."""
     actual = build_model(tiny(f"position={name}", "nope_every=2", "init=xavier"), 11)
     plain = build_model(tiny("position=none", "init=xavier"), 11)
-    x = torch.randn(1, 8, 16, generator=torch.Generator().manual_seed(0))
+    x = draw(1, 8, 16)
     same = [
         torch.equal(model.attn(x, actual.context(x)), other.attn(x, plain.context(x)))
         for model, other in zip(actual.blocks, plain.blocks, strict=True)
@@ -331,7 +329,7 @@ def test_irope_sharpens_the_queries_without_positions_as_llama_4_does(monkeypatc
         "eager_attention_forward",
         lambda module, query, key, value, *rest, **named: (seen.extend((query, key)) or value, None),
     )
-    x = torch.randn(1, 12, 16, generator=torch.Generator().manual_seed(0))
+    x = draw(1, 12, 16)
     attention(x, position_embeddings=None, attention_mask=None)
     q, k = (project(x).unflatten(-1, (2, 8)).transpose(1, 2) for project in (attention.q_proj, attention.k_proj))
     sharpened, same = build("irope", replace(GEOMETRY, n_layers=4), floor_scale=3).without(GEOMETRY).rotate(q, k, 3)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from nexus_ablate.attention_core import spread, substituted
 from nexus_ablate.errors import ConfigError
-from nexus_ablate.pretrained import proof, shrink
+from nexus_ablate.pretrained import proof
 from nexus_ablate.pretrained.expression import express
 from nexus_ablate.pretrained.families import FAMILIES, Family
 from nexus_ablate.pretrained.library import built, outline, parse_config
-from nexus_ablate.pretrained.proof import counterpart, draw, structure
+from nexus_ablate.pretrained.proof import counterpart, structure
 
 PUBLISHED = json.loads(Path(__file__).with_name("published_configs.json").read_text())
 """config.json files as they are on the hub, with legacy, missing, nested and inert keys, at tiny sizes."""
@@ -90,39 +87,6 @@ def test_float32_inside_a_model_would_hide_what_the_proof_looks_for(monkeypatch)
     assert structure(config_of("llama")).difference > 1e-9
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "gemma2", "qwen3", "granite"])
-def test_scores_are_spread_and_gains_and_biases_have_left_their_start(kind):
-    small, length = shrink.shrunk(config_of(kind))
-    tokens = torch.randint(0, shrink.VOCAB, (2, length))
-    deviations = []
-
-    def attend(core, q, k, v, bias):
-        deviations.append(float(core.score(q, spread(k, q.shape[1])).std() * core.scale))
-        return core.mixed(core.weights(q, k, bias), v)
-
-    with proof.in_double(), torch.no_grad():
-        library = built(small, dtype=torch.float64)
-        expression = express(small, library.state_dict())
-        model = counterpart(expression, length)
-        draw(library, expression, model)
-        with substituted(model, attend):
-            model(tokens)
-    assert len(deviations) == small.num_hidden_layers and all(2 < deviation < 4.5 for deviation in deviations)
-    for name, parameter in model.state_dict().items():
-        if parameter.ndim == 1:
-            assert float((parameter - parameter.round()).abs().mean()) > 0.05, name
-
-
-@pytest.mark.parametrize("kind", ["mistral", "gemma3_text", "olmo3", "cwm", "gpt_neo", "llama"])
-def test_a_shrunk_model_keeps_layers_and_rules_and_looks_beyond_its_windows(kind):
-    config = parse_config({"model_type": kind})
-    small, length = shrink.shrunk(config)
-    assert small.num_hidden_layers == config.num_hidden_layers and small.hidden_size < 150 >= small.vocab_size
-    assert getattr(small, "layer_types", None) == getattr(config, "layer_types", None)
-    lengths = [value for key, value in shrink.walked(small.to_dict()) if key in shrink.LENGTHS and value]
-    assert length >= 1.4 * max(lengths, default=0) and min(lengths, default=3) >= 3
-
-
 MISSING = {
     "mixtral": "a mixture of experts (ffn=moe would do",
     "mamba": "layers with a recurrent state",
@@ -156,15 +120,3 @@ def test_a_type_without_a_family_is_accepted_if_the_proof_accepts_it(kind):
 def test_a_wrong_line_in_the_table_of_families_is_refused(monkeypatch):
     monkeypatch.setitem(FAMILIES, "helium", Family())
     assert structure(config_of("helium")).part == "block 0 or the embedding"
-
-
-def test_without_transformers_the_verb_says_what_to_install_before_torch_is_imported(tmp_path):
-    code = (
-        "import sys; sys.modules['transformers'] = None\n"
-        "from nexus_ablate.cli import main\n"
-        "status = main(['import', 'anything'])\n"
-        "sys.exit(status if 'torch' not in sys.modules else 99)"
-    )
-    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert run.returncode == 2
-    assert run.stderr.splitlines()[2].endswith("try: pip install 'nexus-ablate[import]'") and not run.stdout

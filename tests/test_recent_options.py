@@ -11,6 +11,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from tensors import TOKENS, draw, option_with, randomise
 from torch import nn
 from torch.nn import functional as F
 from transformers import MixtralConfig
@@ -25,7 +26,6 @@ from nexus_ablate.errors import ConfigError
 from nexus_ablate.model import build_model
 from nexus_ablate.training.step import Step
 
-TOKENS = torch.randint(0, 11, (2, 8), generator=torch.Generator().manual_seed(0))
 D, F_WIDTH = 8, 20
 GEOMETRY = Geometry(2, D, 2, 2, 4, F_WIDTH, 8, 11, layer=0)
 
@@ -34,25 +34,12 @@ def close(actual, expected):
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
 
 
-def draw(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-@torch.no_grad()
-def randomise(module, scale=0.3):
-    for number, parameter in enumerate(module.parameters()):
-        parameter.copy_(scale * draw(*parameter.shape, seed=number))
-    return module
-
-
 def ffn(name, **keys):
-    option = default_option("ffn", name)
-    option.keys |= keys
-    return FFN.build(option, FFNParts(GEOMETRY, False, 0.0, nn.Identity()))
+    return FFN.build(option_with("ffn", name, **keys), FFNParts(GEOMETRY, False, 0.0, nn.Identity()))
 
 
 def model_of(tiny, *overrides):
-    return randomise(build_model(tiny("init=gpt2", *overrides), 11)).eval()
+    return randomise(build_model(tiny("init=gpt2", *overrides), 11), 0.3).eval()
 
 
 def same(tiny, first, second):
@@ -98,7 +85,7 @@ def test_polynorm_is_its_published_code():
 
 def mixture(**keys):
     module = ffn("moe", **keys)
-    return randomise(module)
+    return randomise(module, 0.3)
 
 
 def mixtral(module):
@@ -156,7 +143,7 @@ def test_a_mixture_of_one_expert_is_swiglu_exactly():
 def test_experts_of_every_width_and_precision_compute(width):
     """grouped_mm takes rows of whole 16 bytes; others are filled up with zeros."""
     sizes = Geometry(2, 6, 2, 2, 3, width, 8, 11, layer=0)
-    module = randomise(FFN.build(default_option("ffn", "moe"), FFNParts(sizes, False, 0.0, nn.Identity())))
+    module = randomise(FFN.build(default_option("ffn", "moe"), FFNParts(sizes, False, 0.0, nn.Identity())), 0.3)
     x = draw(1, 7, 6)
     exact = module(x, Added())
     with torch.autocast("cpu", torch.bfloat16):
@@ -440,20 +427,6 @@ def test_ngpt_s_weights_have_length_1_at_the_start_and_after_a_step(tiny):
 
 
 # ------------------------------------------------------------------------------------------------- values by layer
-
-
-def test_rope_is_scaled_in_the_layers_that_a_list_says(tiny):
-    """OLMo 3: YaRN in the layers without a window, plain RoPE in the others."""
-    mixed = tiny("model.n_layers=4", "position=rope_yarn", "position.factor=[1,1,1,8]", "window=[4,4,4,0]")
-    model = build_model(mixed, 11)
-    yarn = build_model(tiny("position=rope_yarn", "position.factor=8"), 11)
-    plain, q = build_model(tiny(), 11), draw(1, 2, 8, 8)
-    for layer in range(4):
-        expected = (yarn if layer == 3 else plain).position.rotate(q, q, 0)[0]
-        close(model.position.rotate(q, q, layer)[0], expected)
-    llama = build_model(tiny("position=rope_llama3", "position.factor=[1,8]", "position.theta=10000"), 11)
-    close(llama.position.rotate(q, q, 0)[0], plain.position.rotate(q, q, 0)[0])
-    assert not torch.allclose(llama.position.rotate(q, q, 1)[0], plain.position.rotate(q, q, 1)[0], atol=1e-3)
 
 
 def test_positions_are_missing_in_the_listed_layers(tiny):
