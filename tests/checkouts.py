@@ -1,7 +1,9 @@
-"""Copies of the package that a test may edit, as a user edits a checkout."""
+"""The source of the package, and copies of it that a test may edit, as a user edits a checkout."""
 
 from __future__ import annotations
 
+import ast
+import functools
 import shutil
 import subprocess
 from pathlib import Path
@@ -9,6 +11,12 @@ from pathlib import Path
 from nexus_ablate.provenance import source_hashes
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+@functools.cache
+def parsed(source: str) -> ast.Module:
+    """The syntax tree of a module, parsed once for all the tests that look at it."""
+    return ast.parse(source)
 
 
 class Checkout:

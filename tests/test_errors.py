@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 
 import pytest
+from checkouts import parsed
 
 from nexus_ablate import errors
 from nexus_ablate.errors import UserError
@@ -19,7 +20,7 @@ def error_names(sources: dict[str, str]) -> set[str]:
     bases = {
         node.name: [ast.unparse(base).rpartition(".")[2] for base in node.bases]
         for text in sources.values()
-        for node in ast.walk(ast.parse(text))
+        for node in ast.walk(parsed(text))
         if isinstance(node, ast.ClassDef)
     }
     names = {"UserError"}
@@ -32,7 +33,7 @@ def incomplete(sources: dict[str, str]) -> list[str]:
     """Where an error is made without one of its three parts, or with an empty one."""
     names, places = error_names(sources), []
     for path, text in sources.items():
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(parsed(text)):
             if not isinstance(node, ast.Call) or ast.unparse(node.func).rpartition(".")[2] not in names:
                 continue
             parts = dict(zip(PARTS, node.args, strict=False)) | {k.arg: k.value for k in node.keywords}

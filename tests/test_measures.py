@@ -2,9 +2,6 @@
 
 import csv
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -147,11 +144,3 @@ def test_a_name_leads_to_its_row(name, row):
 def test_a_wrong_name_is_answered_with_the_nearest():
     with pytest.raises(ConfigError, match="attn/sink_rate"):
         find("attn/sinkrate")
-
-
-def test_list_measures_prints_the_table_without_torch(capsys):
-    assert main(["list", "measures"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "attn/{block}/sink_rate" in shown and "2410.10781" in shown
-    code = "import sys, nexus_ablate.measure.measures; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent.parent).returncode == 0

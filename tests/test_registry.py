@@ -1,3 +1,4 @@
+import inspect
 from importlib import import_module
 from typing import Any
 
@@ -14,21 +15,13 @@ REGISTRIES: dict[str, Registry[Any]] = {"mixer": MIXER} | {
 
 
 @pytest.mark.parametrize("axis", AXES)
-def test_every_yaml_has_a_class_of_its_name_and_every_class_a_yaml(axis):
-    assert set(REGISTRIES[axis].names()) == set(option_files(axis)) - {"auto"}
-
-
-@pytest.mark.parametrize(("axis", "name"), [(a, n) for a in AXES for n in option_files(a) if n != "auto"])
-def test_yaml_keys_are_exactly_the_class_s_keyword_only_arguments(axis, name):
-    assert REGISTRIES[axis].keys_of(name) == set(option_files(axis)[name].keys)
-
-
-@pytest.mark.parametrize(("axis", "name"), [(a, n) for a in AXES for n in option_files(a) if n != "auto"])
-def test_no_option_key_has_a_default_in_python(axis, name):
-    import inspect
-
-    for parameter in inspect.signature(REGISTRIES[axis].get(name)).parameters.values():
-        assert parameter.kind is not inspect.Parameter.KEYWORD_ONLY or parameter.default is inspect.Parameter.empty
+def test_every_yaml_has_a_class_whose_keyword_only_arguments_are_its_keys_without_a_default(axis):
+    registry, files = REGISTRIES[axis], {name: file for name, file in option_files(axis).items() if name != "auto"}
+    assert set(registry.names()) == set(files)
+    for name, file in files.items():
+        assert registry.keys_of(name) == set(file.keys), name
+        parameters = inspect.signature(registry.get(name)).parameters.values()
+        assert not [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty], name
 
 
 @pytest.mark.parametrize("axis", OPTION_GROUPS)
