@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import errno
-import hashlib
-import json
 import logging
 import os
-import random
 import shutil
-import struct
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save as to_bytes
 
 from nexus_ablate.errors import CheckpointError, StorageError
 from nexus_ablate.runs import files
@@ -193,114 +188,12 @@ def unverified(path: Path) -> dict[str, bytes]:
 # Damaged
 
 
-def damages(path: Path) -> list[tuple[str, Callable[[Path], object]]]:
-    """Ways to spoil a checkpoint: truncations, flipped bits, missing and foreign files."""
-    draw = random.Random(0)
-    ways: list[tuple[str, Callable[[Path], object]]] = []
-    for name in sorted(file.name for file in path.iterdir()):
-        size = (path / name).stat().st_size
-        for length in {0, 1, 7, 8, size - 1, *(draw.randrange(size) for _ in range(20))}:
-            ways.append((f"{name} cut to {length}", lambda p, n=name, k=length: os.truncate(p / n, k)))
-        if name != checkpoint.MANIFEST:
-            for bit in {0, size * 8 - 1, *(draw.randrange(size * 8) for _ in range(25))}:
-                ways.append((f"{name} bit {bit}", lambda p, n=name, b=bit: flip(p / n, b)))
-            ways.append((f"{name} longer", lambda p, n=name: (p / n).write_bytes((p / n).read_bytes() + b"\0")))
-        ways.append((f"{name} gone", lambda p, n=name: (p / n).unlink()))
-        ways.append((f"{name} a directory", lambda p, n=name: ((p / n).unlink(), (p / n).mkdir())))
-    for text in ("", "{}", "[]", "null", "[" * 10**5, '{"step": 200, "files": {}}', '{"step": 1e999}', "\0" * 9):
-        ways.append((f"manifest {text[:30]}", lambda p, t=text: (p / checkpoint.MANIFEST).write_text(t)))
-    return ways
-
-
-def flip(path: Path, bit: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[bit // 8] ^= 1 << bit % 8
-    path.write_bytes(data)
-
-
-def test_any_damage_is_noticed_named_and_the_previous_checkpoint_used(two: Path):
-    newest = two / "step_00000200"
-    intact = two.with_name("intact")
-    shutil.copytree(newest, intact)
-    ways = damages(newest)
-    assert len(ways) > 150
-    for name, spoil in ways:
-        spoil(newest)
-        assert holds(two, 100), name
-        loaded = load_newest(two)
-        assert loaded is not None
-        assert len(loaded.skipped) == 1, name
-        assert loaded.skipped[0].startswith("step_00000200: "), name
-        assert "\n" not in loaded.skipped[0], name
-        assert " bytes, not " in loaded.skipped[0] or ".safetensors cut" not in name
-        shutil.rmtree(newest)
-        shutil.copytree(intact, newest)
-    assert holds(two, 200)
-
-
-def test_a_flipped_bit_in_the_manifest_never_loads_other_bytes(two: Path):
-    newest = two / "step_00000200"
-    original = (newest / checkpoint.MANIFEST).read_bytes()
-    for bit in range(0, len(original) * 8, 13):
-        flip(newest / checkpoint.MANIFEST, bit)
-        assert holds(two, 100) or holds(two, 200)
-        (newest / checkpoint.MANIFEST).write_bytes(original)
-
-
-def test_without_the_manifest_a_flipped_bit_would_load_silently(two: Path, monkeypatch: pytest.MonkeyPatch):
-    file = two / "step_00000200" / "model.safetensors"
-    flip(file, file.stat().st_size * 8 - 40)
-    assert holds(two, 100)
-    monkeypatch.setattr(checkpoint, "_read_verified", unverified)
-    loaded = load_newest(two)
-    assert loaded is not None
-    assert loaded.step == 200
-    assert loaded.skipped == []
-    assert not same(loaded.tensors, contents(200))
-
-
 @pytest.mark.parametrize(
     "foreign", ["step_00000900", "step_900", "900", "step_00000200 (copy)", "step_final", "step_٠٠٠٠٠٩٠٠"]
 )
 def test_a_copied_or_renamed_checkpoint_is_not_trusted(two: Path, foreign: str):
     shutil.copytree(two / "step_00000200", two / foreign)
     assert holds(two, 200)
-
-
-WHOLE = to_bytes({"weight": torch.ones(1)})
-
-
-def rewrite(path: Path, **entries: bytes) -> None:
-    """Put files in with a manifest that vouches for them."""
-    manifest = json.loads((path / checkpoint.MANIFEST).read_text())
-    for name, data in entries.items():
-        (path / name).parent.mkdir(exist_ok=True)
-        (path / name).write_bytes(data)
-        manifest["files"][name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    (path / checkpoint.MANIFEST).write_text(json.dumps(manifest))
-
-
-@pytest.mark.parametrize(
-    "entries",
-    [
-        {"../outside.safetensors": WHOLE},
-        {"outside/weights.safetensors": WHOLE},
-        {"weights.pkl": WHOLE},
-        {"weights.pkl": b"cos\nsystem\n(S'touch canary'\ntR."},
-        {"model.safetensors": b"cos\nsystem\n(S'touch canary'\ntR."},
-        {"model.safetensors": struct.pack("<Q", 2**62) + b"{}"},
-        {"model.safetensors": struct.pack("<Q", 8) + b'{"a": 1}'},
-        {"state.json": b"["},
-        {"state.json": b"[" * 10**5},
-    ],
-)
-def test_a_hostile_file_is_not_used_even_with_a_matching_manifest(
-    two: Path, monkeypatch: pytest.MonkeyPatch, entries: dict[str, bytes]
-):
-    monkeypatch.chdir(two)
-    rewrite(two / "step_00000200", **entries)
-    assert holds(two, 100)
-    assert not (two / "canary").exists()
 
 
 def test_a_link_out_of_the_checkpoint_is_not_followed(two: Path):

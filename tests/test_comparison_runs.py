@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -799,11 +798,6 @@ def test_one_more_arm_changes_no_mean(study):
         assert (old.arm, old.mean, old.differences) == (new.arm, new.mean, new.differences)
 
 
-def test_run_again_the_comparison_is_the_same(study):
-    one, two = compare(study.root), compare(study.root)
-    assert [asdict(r) for r in one.rows] == [asdict(r) for r in two.rows]
-
-
 # ------------------------------------------------------------------------------------------------- reading, fast
 
 
@@ -871,8 +865,3 @@ def test_the_written_runs_look_like_trained_ones(tiny_run):
     assert trained.config.keys() == config.keys() and TINY
     comparison = compare(trained.record.path)
     assert comparison.rows[0].mean == trained.figures["val_loss"]
-
-
-def test_the_question_is_that_of_the_study_of_the_baseline(study):
-    study.plan(("norm=layer",), question="why?")
-    assert compare(study.root).question == "why?"

@@ -22,12 +22,11 @@ from nexus_ablate.training.session import Outcome, train
 CLOCK = {"seconds", "tokens_per_second", "mfu", "peak_memory_bytes"}
 
 
-def sizes(sample: int, full: int) -> Any:
-    """Parametrize `count`: the sample that CI takes, and the full size."""
-    return pytest.mark.parametrize(
-        "count",
-        [pytest.param(sample, marks=pytest.mark.slow), pytest.param(full, marks=[pytest.mark.slow, pytest.mark.long])],
-    )
+def sizes(sample: int, full: int, fast: bool = False) -> Any:
+    """Parametrize `count`: the sample that CI takes, which may be in the fast tier, and the full size."""
+    marks = [] if fast else [pytest.mark.slow]
+    whole = pytest.param(full, marks=[pytest.mark.slow, pytest.mark.long])
+    return pytest.mark.parametrize("count", [pytest.param(sample, marks=marks), whole])
 
 
 def run(overrides: list[str]) -> Outcome:

@@ -65,7 +65,7 @@ def killed_owner(runs_dir: Path) -> None:
     assert ended(child(own)) == -signal.SIGKILL
 
 
-@sizes(2, 100)
+@sizes(2, 100, fast=True)
 def test_of_many_processes_one_trains_and_the_others_end_with_6(tmp_path, counted, count):
     for number in range(count):
         runs_dir = tmp_path / str(number)

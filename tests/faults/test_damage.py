@@ -64,7 +64,7 @@ def replace(file, draw) -> str:
     return f"{file.name} overwritten"
 
 
-@sizes(44, 220)
+@sizes(44, 220, fast=True)
 def test_no_damaged_checkpoint_is_ever_loaded(broken_off, tmp_path, counted, count):
     _, path = broken_off
     newest = path / "checkpoints" / "step_00000008"

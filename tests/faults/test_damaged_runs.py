@@ -72,7 +72,7 @@ def means(comparison) -> dict[str, float | None]:
     return {row.arm: row.mean for row in comparison.rows if row.arm in ("baseline", "norm=layer")}
 
 
-@sizes(50, 500)
+@sizes(50, 500, fast=True)
 def test_every_damaged_run_is_counted_and_no_intact_number_moves(tmp_path, counted, count):
     draw = random.Random(count)
     excluded = read = 0

@@ -74,7 +74,7 @@ class Poison:
         return [name for name, now, then in pairs if not torch.equal(now.nan_to_num(7), then.nan_to_num(7))]
 
 
-@sizes(8, 200)
+@sizes(8, 200, fast=True)
 def test_a_nonfinite_number_is_caught_in_its_step_and_changes_nothing(tiny_run, tmp_path, monkeypatch, counted, count):
     draw = random.Random(count)
     for number in range(count):

@@ -55,8 +55,10 @@ def test_stopped_twice_at_each_step_a_run_ends_as_if_undisturbed(tiny_run, tmp_p
     counted(f"{len(steps)} of {len(steps)} steps, each stopped twice, to the bit")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("forgotten", ["dropout stream", "data cursor", "schedule", "moments"])
+SLOWLY = [pytest.param(part, marks=pytest.mark.slow) for part in ("dropout stream", "data cursor", "schedule")]
+
+
+@pytest.mark.parametrize("forgotten", ["moments", *SLOWLY])
 def test_control_a_resume_that_forgot_something_is_seen(tiny_run, tmp_path, monkeypatch, forgotten):
     expected = result(run(tiny_run(*LONG)).path)
     overrides = tiny_run(*LONG, f"runs_dir={tmp_path / 'other'}")

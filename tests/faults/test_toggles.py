@@ -1,7 +1,7 @@
 """What may not change a run does not, to the byte: surroundings, watching, repetition (R15).
 
-Thirteen toggles: five that measure otherwise, three that save otherwise, and a terminal, none, other generators, a cold
-cache, another place with its locale and hash seed. The fourteenth, the mirror on disk, is in test_training.py; W&B
+Fourteen toggles: six that measure otherwise, three that save otherwise, and a terminal, none, other generators, a cold
+cache, another place with its locale and hash seed. The fifteenth, the mirror on disk, is in test_training.py; W&B
 online, in every state of disrepair, in test_sync.py. Batches are drawn in the training process, so there are no loading
 workers to vary; the number of threads may change the last bit, and is recorded and compared instead.
 """
@@ -30,6 +30,7 @@ WATCHING = {
     "log less often": ["train.log_every=7"],
     "probe off": ["probe=off"],
     "probe full": ["probe=full", "probe.every=3"],
+    "probe fewer sequences": ["probe.sequences=1"],
     "validate more often": ["train.eval_every=3"],
     "validate on more tokens": ["train.eval_tokens=512"],
 }
@@ -54,21 +55,18 @@ def agree(plain: Path, watched: Path) -> bool:
     return all(actual[step] == expected[step] for step in both) and all(torch.equal(first[n], second[n]) for n in first)
 
 
-@pytest.mark.parametrize(
-    "toggle", [pytest.param(toggle, marks=[pytest.mark.slow] * (toggle != "probe full")) for toggle in WATCHING]
-)
-def test_watching_otherwise_leaves_the_weights_the_gradients_and_the_batches_as_they_were(tiny_run, tmp_path, toggle):
+def test_watching_otherwise_leaves_the_weights_the_gradients_and_the_batches_as_they_were(tiny_run, tmp_path):
     plain = run(tiny_run("model.dropout=0.1"))
-    watched = run([*tiny_run("model.dropout=0.1"), *WATCHING[toggle], f"runs_dir={tmp_path / 'other'}"])
-    assert agree(plain.path, watched.path)
+    for toggle, overrides in WATCHING.items():
+        watched = run([*tiny_run("model.dropout=0.1"), *overrides, f"runs_dir={tmp_path / toggle}"])
+        assert agree(plain.path, watched.path), toggle
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("toggle", ASIDE)
-def test_saving_otherwise_leaves_everything_as_it_was(tiny_run, tmp_path, toggle):
+def test_saving_otherwise_leaves_everything_as_it_was(tiny_run, tmp_path):
     plain = run(tiny_run("model.dropout=0.1"))
-    other = run([*tiny_run("model.dropout=0.1"), *ASIDE[toggle], f"runs_dir={tmp_path / 'other'}"])
-    assert result(other.path) == result(plain.path)
+    for toggle, overrides in ASIDE.items():
+        other = run([*tiny_run("model.dropout=0.1"), *overrides, f"runs_dir={tmp_path / toggle}"])
+        assert result(other.path) == result(plain.path), toggle
 
 
 @pytest.mark.parametrize("terminal", [True, False])
