@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
+import sys
 import time
+import warnings
+from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: parallel tests of several threads starve each other
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's job in the background hands this on to its children
@@ -19,9 +25,13 @@ from checkouts import Checkout
 
 from nexus_ablate import provenance
 from nexus_ablate.config.compose import compose
+from nexus_ablate.planning import cost
 from nexus_ablate.provenance import source_hashes
+from nexus_ablate.runs import find_runs
+from nexus_ablate.training.session import train
 
 torch.set_num_threads(1)
+cost.MEASURED_SECONDS = 0.01  # of training, from which a plan tells how long a study takes: a second elsewhere
 
 OUTSIDE_SAMPLE = "not in this sample: its minutes are over"
 
@@ -70,6 +80,26 @@ def tiny_run(tmp_path, text_file, monkeypatch):
     return make
 
 
+@pytest.fixture(scope="session")
+def kept_runs(tmp_path_factory):
+    """Folders of finished runs by their overrides."""
+    return defaultdict(lambda: tmp_path_factory.mktemp("kept"))
+
+
+@pytest.fixture
+def finished_run(tiny_run, tmp_path, kept_runs):
+    """The directory of a finished run in `runs`: a copy of one that all tests share, with its text."""
+
+    def make(*overrides: str) -> Path:
+        kept = kept_runs[overrides]
+        if not find_runs([kept]):
+            train(compose(tiny_run(*overrides, f"runs_dir={kept}")), quiet=True)
+        shutil.copytree(kept, tmp_path / "runs", dirs_exist_ok=True)
+        return tmp_path / "runs" / find_runs([kept])[0].relative_to(kept)
+
+    return make
+
+
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
     """This process's code as one that can be edited: its hashes follow the edits, what is computed does not."""
@@ -91,6 +121,32 @@ def instant(monkeypatch):
     monkeypatch.setattr(LocalPool, "run", lambda _, jobs, progress: made.run(jobs, progress))
     monkeypatch.setattr(within_stratum, "compare_stratum", made.compare)
     return made
+
+
+@pytest.fixture
+def forked_workers(monkeypatch):
+    """Worker processes that are forked from this one: they begin at once, where others import torch for seconds."""
+    from nexus_ablate.execution import local_pool
+
+    forking, ends = multiprocessing.get_context("fork"), []
+
+    def pipe():
+        ends.append(forking.Pipe())
+        return ends[-1]
+
+    def work(*arguments):
+        for ours, _ in ends:
+            ours.close()  # or this process would keep the pipe open that it reads from
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))  # not pytest's own
+        local_pool.work(*arguments)
+
+    def process(target, **options):
+        return forking.Process(target=work, **options)
+
+    monkeypatch.setattr(local_pool, "get_context", lambda _: SimpleNamespace(Pipe=pipe, Process=process))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+        yield
 
 
 @pytest.fixture

@@ -1,10 +1,15 @@
-"""Several processes of one run, forked from this one so that torch is imported once, as a launcher would start them."""
+"""Commands in processes of their own.
+
+Several processes of one run are forked from this one, so that torch is imported once, as a launcher would start them.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -82,3 +87,19 @@ class Processes:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
         return statuses
+
+
+def answers(commands: list[list[str]], cwd: Path) -> list[tuple[int, list[str]]]:
+    """Exit status and lines of each command, in one process that has no torch at its end."""
+    code = (
+        "import contextlib, io, json, sys\nfrom nexus_ablate.cli import main\nfound = []\n"
+        "for command in json.loads(sys.argv[1]):\n"
+        "    with contextlib.redirect_stderr(io.StringIO()) as said:\n        status = main(command)\n"
+        "    found.append([status, said.getvalue().splitlines()])\n"
+        "assert 'torch' not in sys.modules\nprint(json.dumps(found))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(commands)], capture_output=True, text=True, cwd=cwd, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)

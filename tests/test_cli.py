@@ -1,4 +1,4 @@
-"""The command as a user types it, in processes of its own."""
+"""The command as a user types it: in a process of its own where that may matter, else in this one."""
 
 from __future__ import annotations
 
@@ -20,22 +20,10 @@ def nexus(*arguments, cwd=None):
     )
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        ["norm=rmss"],
-        ["data=files"],
-        ["-m", "norm=rms,rmss"],
-        ["study", "nosuch"],
-    ],
-    ids=" ".join,
-)
-def test_a_mistake_is_three_lines_and_status_2_and_makes_no_directory(tmp_path, bad):
-    done = nexus(*bad, cwd=tmp_path)
+def test_a_mistake_is_three_lines_and_status_2_and_makes_no_directory(tmp_path):
+    done = nexus("-m", "norm=rms,rmss", cwd=tmp_path)
     assert done.returncode == 2
-    assert 1 <= len(done.stderr.strip().splitlines()) <= 3, done.stderr
-    assert done.stderr.startswith("error: ")
-    assert "Traceback" not in done.stderr
+    assert [line.split(":")[0].strip() for line in done.stderr.splitlines()] == ["error", "got", "try"]
     assert not list(tmp_path.iterdir())
 
 
@@ -70,49 +58,50 @@ def test_every_removed_verb_is_in_the_table_above():
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["list", "--help"], ["show", "--help"]])
-def test_help_shows_examples(arguments):
-    done = nexus(*arguments)
-    assert done.returncode == 0
-    assert "nexus-ablate" in done.stdout
+def test_help_shows_examples(arguments, capsys):
+    assert main(arguments) == 0
+    assert "nexus-ablate" in capsys.readouterr().out
 
 
-def test_list_names_every_option_and_is_json_on_request():
-    done = nexus("list", "--json")
-    listed = json.loads(done.stdout)
+def test_list_names_every_option_and_is_json_on_request(capsys):
+    assert main(["list", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
     assert listed["norm"]["rms"]["default"] is True
     assert listed["norm"]["rms"]["keys"]["eps"]["default"] == 1e-6
     assert "bias" in listed["switches"]
-    text = nexus("list", "norm").stdout
+    assert main(["list", "norm"]) == 0
+    text = capsys.readouterr().out
     assert "norm=scale" in text
     assert "norm.momentum=0.1" in text
-    assert nexus("list", "nrom").returncode == 2
+    assert main(["list", "nrom"]) == 2
 
 
-def test_a_run_its_repetition_and_its_picture(tiny_run, tmp_path):
+def test_a_run_its_repetition_and_its_picture(tiny_run, tmp_path, capsys):
     done = nexus(*tiny_run(), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "val bits/byte" in done.stderr
     assert "nexus-ablate show" in done.stderr
     (path,) = find_runs([tmp_path / "runs"])
     assert read_run(path).state == "finished"
-    again = nexus(*tiny_run(), cwd=tmp_path)
-    assert again.returncode == 0
-    assert "already finished" in again.stderr and "than requested" not in again.stderr
-    shown = nexus("show", str(path), "--out", str(tmp_path / "loss.png"))
-    assert shown.returncode == 0, shown.stderr
+    assert main(tiny_run()) == 0
+    again = capsys.readouterr().err
+    assert "already finished" in again and "than requested" not in again
+    assert main(["show", str(path), "--out", str(tmp_path / "loss.png")]) == 0
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert not list(tmp_path.rglob("*.log")), "Hydra must not leave logs of its own"
     assert {p.name for p in tmp_path.iterdir()} == {"cache", "runs", "text.txt", "loss.png"}
 
 
-def test_a_multirun_runs_every_combination_and_a_contradiction_costs_only_itself(tiny_run, tmp_path):
-    done = nexus("-m", *tiny_run("train.steps=4"), "norm=rms,t5", "norm_bias=off,on", cwd=tmp_path)
-    assert done.returncode == 2, done.stderr
+def test_a_multirun_runs_every_combination_and_a_contradiction_costs_only_itself(
+    tiny_run, forked_workers, tmp_path, capfd
+):
+    assert main(["-m", *tiny_run("train.steps=4"), "norm=rms,t5", "norm_bias=off,on", "--workers", "1"]) == 2
+    said = capfd.readouterr().err
     runs = [read_run(p) for p in find_runs([tmp_path / "runs"])]
     assert len(runs) == 3
     assert {r.state for r in runs} == {"finished"}
-    assert "contradict" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert "contradict" in said
+    assert "Traceback" not in said
 
 
 @pytest.mark.slow
@@ -131,7 +120,7 @@ def test_a_diverged_run_of_a_multirun_is_reported_and_the_others_finish(tiny_run
     assert sorted(read_run(p).state for p in find_runs([tmp_path / "runs"])) == ["diverged", "finished"]
 
 
-def test_a_run_that_is_alive_elsewhere_is_left_alone(tiny_run, tmp_path):
+def test_a_run_that_is_alive_elsewhere_is_left_alone(tiny_run, tmp_path, capsys):
     from nexus_ablate.config.compose import compose, differences
     from nexus_ablate.data import fingerprint_of
     from nexus_ablate.runs import Launch, arm_name, open_run, run_path
@@ -142,13 +131,12 @@ def test_a_run_that_is_alive_elsewhere_is_left_alone(tiny_run, tmp_path):
     path = run_path(tmp_path / "runs", "scratch", arm_name(differences(config)), 0, ident)
     with open_run(path, Launch(ident, "", [], {})) as run:
         run.status("running")
-        done = nexus(*tiny_run(), cwd=tmp_path)
-    assert done.returncode == 6, done.stderr
-    assert len(done.stderr.strip().splitlines()) <= 3
+        assert main(tiny_run()) == 6
+    assert len(capsys.readouterr().err.strip().splitlines()) <= 3
 
 
-def test_cfg_prints_the_configuration_and_trains_nothing(tmp_path):
-    done = nexus("norm=layer", "--cfg", "job", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "name: layer" in done.stdout
+def test_cfg_prints_the_configuration_and_trains_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["norm=layer", "--cfg", "job"]) == 0
+    assert "name: layer" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())

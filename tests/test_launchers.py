@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
+import multiprocessing
 import os
 import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +22,7 @@ from nexus_ablate.cli import main
 from nexus_ablate.execution import hydra_launcher, local_pool
 from nexus_ablate.execution.worker import JobResult
 from nexus_ablate.runs import find_runs, read_run
+from nexus_ablate.training import device
 from tests.test_study_queue import nexus, rows, start
 from tests.trial_norm import BAD, WORDS, write_plugin
 
@@ -266,32 +270,32 @@ def test_a_launcher_that_is_not_installed_is_named_with_its_package(command, wor
 
 # ------------------------------------------------------------------------------------------------------ whose GPU it is
 
-LEASE = """
-import os, sys, time
-from nexus_ablate.training.device import lease_gpu
-lease_gpu()
-print(os.environ["CUDA_VISIBLE_DEVICES"], flush=True)
-sys.stdin.read()
-"""
-
 
 @pytest.fixture
 def leased(tmp_path, monkeypatch):
-    """Processes that each take a GPU of a list that is faked, and hold it until they are closed."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    held = []
+    """Processes that each take a GPU of a list that is faked, and hold it until they are killed."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    forking, held = multiprocessing.get_context("fork"), []
 
-    def take(visible="0,1", code=LEASE, **variables):
-        env = os.environ | {"CUDA_VISIBLE_DEVICES": visible} | variables
-        pipe = subprocess.PIPE
-        process = subprocess.Popen([sys.executable, "-c", code], env=env, stdin=pipe, stdout=pipe, text=True)
-        held.append(process)
-        assert process.stdout is not None
-        return process.stdout.readline().strip(), process
+    def take(visible="0,1", locked=True, **variables):
+        ours, theirs = forking.Pipe()
+
+        def hold():
+            os.environ.update({"CUDA_VISIBLE_DEVICES": visible} | variables)
+            if not locked:
+                fcntl.flock = lambda *_: None
+            device.lease_gpu()
+            theirs.send(os.environ["CUDA_VISIBLE_DEVICES"])
+            time.sleep(600)
+
+        held.append(forking.Process(target=hold))
+        held[-1].start()
+        return ours.recv(), held[-1]
 
     yield take
     for process in held:
-        process.communicate()
+        process.kill()
+        process.join()
 
 
 def test_processes_spread_over_the_gpus_and_share_when_there_are_no_more(leased):
@@ -303,7 +307,7 @@ def test_a_lease_ends_with_its_process_however_that_ends(leased):
     assert first == "2"
     assert leased("2,GPU-a/b")[0] == "GPU-a/b"
     process.kill()
-    process.wait()
+    process.join()
     assert leased("2,GPU-a/b")[0] == "2"
 
 
@@ -313,8 +317,7 @@ def test_a_process_that_sees_one_gpu_lets_the_others_know(leased):
 
 
 def test_without_the_lock_every_process_would_take_the_first(leased):
-    unlocked = LEASE.replace("lease_gpu()\nprint", "import fcntl; fcntl.flock = lambda *a: None\nlease_gpu()\nprint")
-    assert [leased(code=unlocked)[0] for _ in range(3)] == ["0", "0", "0"]
+    assert [leased(locked=False)[0] for _ in range(3)] == ["0", "0", "0"]
 
 
 def test_torchrun_and_machines_without_gpus_are_left_alone(leased, monkeypatch):

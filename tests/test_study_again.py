@@ -34,7 +34,7 @@ def launched(tiny_run, *words):
     return ["--workers", "1", *(text for text in tiny_run() if text.startswith(how))]
 
 
-def test_a_study_stopped_before_a_run_s_evaluations_makes_up_for_them(tiny_run, tmp_path):
+def test_a_study_stopped_before_a_run_s_evaluations_makes_up_for_them(tiny_run, forked_workers, tmp_path):
     how = launched(tiny_run, "vary.norm=layer", "seeds=0", "evals=[quantization]")
     first, second = (read_run(path) for path in find_runs([tmp_path / "runs/mine"]))
     assert {"quantization"} <= first.summary.keys() & second.summary.keys()
@@ -45,7 +45,9 @@ def test_a_study_stopped_before_a_run_s_evaluations_makes_up_for_them(tiny_run, 
     assert read_run(second.path).summary == second.summary
 
 
-def test_an_amendment_to_an_evaluation_runs_it_and_one_to_a_probe_that_was_off_is_refused(tiny_run, tmp_path, capsys):
+def test_an_amendment_to_an_evaluation_runs_it_and_one_to_a_probe_that_was_off_is_refused(
+    tiny_run, forked_workers, tmp_path, capsys
+):
     how = launched(tiny_run, "vary.norm=layer", "seeds=0", "probe=off")
     assert main(["study", "mine", "endpoints=quantization/loss", "--amend", *how]) == 0
     assert all("quantization" in read_run(path).summary for path in find_runs([tmp_path / "runs/mine"]))

@@ -15,6 +15,7 @@ from nexus_ablate.config.compose import compose, differences
 from nexus_ablate.errors import ConfigError, UserError
 from nexus_ablate.measure.measures import find
 from nexus_ablate.plain_data import load_yaml
+from nexus_ablate.planning import cost
 from nexus_ablate.planning.cost import cost_of, seconds_of
 from nexus_ablate.planning.design import arm_key, compose_arm, expand
 from nexus_ablate.planning.study_yaml import write_record
@@ -298,7 +299,8 @@ def test_equal_tokens_are_given_to_another_batch_size():
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_equal_seconds_are_measured_once_and_kept(tmp_path):
+def test_equal_seconds_are_measured_once_and_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(cost, "MEASURED_SECONDS", 1.0)
     request = read_request(
         ["x", "vary.model.n_layers=1", "match=seconds", "train.steps=50", f"runs_dir={tmp_path}", *SMALL]
     )

@@ -7,13 +7,14 @@ import shutil
 
 import pytest
 import yaml
+from processes import answers
 from written_runs import Writer, without_checksum
 
 from nexus_ablate import errors
 from nexus_ablate.cli import main
 from nexus_ablate.comparison.verdict import BETTER, EQUIVALENT, LOWER
 from nexus_ablate.runs import find_runs, read_run
-from tests.test_study_looks import answers, said
+from tests.test_study_looks import said
 from tests.test_study_queue import nexus, photograph
 
 

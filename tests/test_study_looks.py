@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
 import yaml
+from processes import answers
 from written_runs import Writer
 
 from nexus_ablate import errors
@@ -240,22 +239,6 @@ def test_looks_that_cannot_be_are_three_lines_before_torch_is_there(tmp_path):
         assert status == errors.CONFIG, bad
         assert [line.split(":")[0].strip() for line in lines] == ["error", "got", "try"], (bad, lines)
     assert not list(tmp_path.iterdir())
-
-
-def answers(commands, cwd):
-    """Exit status and lines of each command, in one process that has no torch at its end."""
-    code = (
-        "import contextlib, io, json, sys\nfrom nexus_ablate.cli import main\nfound = []\n"
-        "for command in json.loads(sys.argv[1]):\n"
-        "    with contextlib.redirect_stderr(io.StringIO()) as said:\n        status = main(command)\n"
-        "    found.append([status, said.getvalue().splitlines()])\n"
-        "assert 'torch' not in sys.modules\nprint(json.dumps(found))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, json.dumps(commands)], capture_output=True, text=True, cwd=cwd, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 def test_looks_in_a_study_file_are_a_mapping_of_two_keys(tmp_path):

@@ -426,14 +426,15 @@ def leases_of(folder):
     return held
 
 
-def test_plan_shows_everything_and_writes_nothing(study, tmp_path):
+def test_plan_shows_everything_and_writes_nothing(study, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").touch()
     before = photograph(tmp_path)
     requested = study(
         "vary.norm=layer,rms", "vary.n_kv_heads=3", "vary.placement=deepnorm", "seeds=0,1", "lr_grid=1e-3,2e-3"
     )
-    done = nexus(["plan", *requested[1:]], cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    assert main(["plan", *requested[1:]]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
     for shown in (
         "norm=layer",
         "try n_kv_heads=1",
@@ -442,9 +443,9 @@ def test_plan_shows_everything_and_writes_nothing(study, tmp_path):
         "x 3 rates, and before that 2 rates x 2 tuning seeds per arm",
         "flops:",
     ):
-        assert shown in " ".join(done.stdout.split()), shown
-    assert "6 arms" not in done.stdout
-    assert "30 runs: 3 arms x seeds 0,1 x 3 rates" in done.stdout
+        assert shown in printed, shown
+    assert "6 arms" not in printed
+    assert "30 runs: 3 arms x seeds 0,1 x 3 rates" in printed
     assert photograph(tmp_path) == before
     assert not (tmp_path / "runs").exists()
 

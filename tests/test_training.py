@@ -119,7 +119,8 @@ def test_all_arms_see_the_same_batches_and_validate_on_the_same_tokens(tiny_run)
 @pytest.mark.parametrize(
     ("step", "option"),
     [
-        *((7, f"optim={name}") for name in OPTIMIZERS),
+        (7, "optim=adamw"),
+        *(pytest.param(7, f"optim={name}", marks=pytest.mark.slow) for name in OPTIMIZERS if name != "adamw"),
         (7, "train.precision=fp16"),
         *(pytest.param(step, "optim=adamw", marks=pytest.mark.slow) for step in (0, 1, 5, 10, 19)),
     ],
@@ -287,7 +288,7 @@ def test_init_is_recorded_parameter_by_parameter(tiny_run):
 
 def test_peak_memory_is_this_process_s_and_not_its_parent_s():
     code = "from nexus_ablate.training.memory import resident_peak_bytes; print(resident_peak_bytes())"
-    held = b"x" * 2**30  # which the other process has not
+    held = b"x" * 2**28  # which the other process has not
     peak = int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
     assert 2**20 < peak < len(held)
 

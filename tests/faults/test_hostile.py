@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from checkouts import parsed
 
 import nexus_ablate
 from faults.bench import child, ended, only, run
@@ -31,9 +32,9 @@ def test_there_are_sixty_payloads():
 
 
 @pytest.fixture
-def planted(tiny_run, tmp_path, monkeypatch):
+def planted(finished_run, tmp_path, monkeypatch):
     """A finished run, in whose directory the test now is, and nothing may appear there."""
-    path = run(tiny_run("train.steps=4", "model.n_layers=1")).path
+    path = finished_run("train.steps=4", "model.n_layers=1")
     monkeypatch.chdir(tmp_path)
     yield path
     assert not list(tmp_path.rglob("*canary*"))
@@ -161,7 +162,7 @@ CALLS = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marsha
 
 def test_no_module_unpickles_evaluates_or_instantiates():
     for path in MODULES:
-        tree = ast.parse(path.read_text())
+        tree = parsed(path.read_text())
         names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         imported = {
             part

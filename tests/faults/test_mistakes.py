@@ -108,7 +108,6 @@ def test_a_model_that_fits_no_memory_is_three_lines_and_no_folder(verb, capsys, 
 @pytest.mark.parametrize("optimizer", ["adafactor", "muon", "lion"])
 def test_equal_seconds_are_measured_with_any_optimizer_and_said_to_be(optimizer, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("nexus_ablate.planning.cost.MEASURED_SECONDS", 0.01)
     small = ["model=femto", "model.n_layers=1", "model.context=16", "train.batch_size=2", "train.steps=20"]
     command = ["plan", "mine", "vary.norm=layer", "match=seconds", f"optim={optimizer}", *small]
     assert main(command) == 0
