@@ -72,7 +72,8 @@ def _by_width(table: TextTable, width: int) -> Iterator[list[Sequence[str]]]:
         needed = 2 + max(map(len, column))
         if needed > left and len(columns) > 1:
             yield columns
-            columns, left = [first], room
+            columns = [first]
+            left = room
         columns.append(column)
         left -= needed
     yield columns
