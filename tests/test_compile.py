@@ -127,7 +127,13 @@ def test_what_an_arm_computes_does_not_depend_on_its_place_in_the_queue(arm, tmp
     assert {facts["compiled"] for _, facts in results[0].values()} == {compiled == "on"}
 
 
-@pytest.mark.parametrize("overrides", [["norm=rms"], ["train.precision=bf16"], ["train.loss=chunked"], ["qk_norm=rms"]])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["train.precision=bf16", "train.loss=chunked", "qk_norm=rms"],
+        *(pytest.param([text], marks=pytest.mark.slow) for text in ("norm=rms", "train.loss=chunked")),
+    ],
+)
 def test_a_compiled_step_holds_no_function_of_autograd_which_would_keep_its_programs_from_being_reused(tiny, overrides):
     graphs = []
 

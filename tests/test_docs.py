@@ -23,6 +23,7 @@ from nexus_ablate.cli import main
 from nexus_ablate.cli.list import catalogue
 from nexus_ablate.cli.verb import verb_names
 from nexus_ablate.measure.measures import SECTIONS
+from nexus_ablate.study.definition import shipped_studies
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "runs/README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -123,6 +124,8 @@ def desk(request, tmp_path, monkeypatch):
 def test_the_pages_have_commands():
     assert len(commands()) > 20
     assert {c.split()[1] for c in commands()} >= {"compare", "explain", "plan", "evaluate", "-m"}
+    claims = {words[2] for words in map(str.split, commands()) if words[1:2] == ["claims"] and words[2:]}
+    assert {name for name in claims if not name.startswith("--")} <= {*shipped_studies()}
 
 
 def test_the_page_of_the_command_line_shows_the_17_verbs():
@@ -131,15 +134,18 @@ def test_the_page_of_the_command_line_shows_the_17_verbs():
     assert {name for name in verb_names() if f"`nexus-ablate {name}" not in page} == set()
 
 
-LONG = ("bench step", "bench position", "model=micro")
-COMMANDS = [pytest.param(c, marks=pytest.mark.slow) if any(part in c for part in LONG) else c for c in commands()]
+LONG = re.compile("bench step|bench position|model=micro|ablate claims (?!--|gates|ffn)")
+"""Commands of the slow tier, among them those of each claim but two, which differ in the claim's name alone."""
+COMMANDS = [pytest.param(c, marks=pytest.mark.slow) if LONG.search(c) else c for c in commands()]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_of_the_documentation_runs(command, desk, capsys, monkeypatch, tmp_path):
     # Hydra's launchers are plugins that a user installs, and GPUs are the user's; the runs are the same
     command = re.sub(r" (--launcher (joblib|ray)|\+?hydra[/.]launcher[=.]\S+|--workers-per-gpu \d)", "", command)
-    words = shlex.split(command.replace("--seconds 20", "--seconds 1"))[1:]
+    words = shlex.split(command.replace("--seconds 20", ""))[1:]
+    if words[0] == "bench" and words[1] != "coordinates":
+        words += ["--only", "rms,layer"] * (words[1] == "norm") + ["--seconds", "0.1"]
     if {"sync", "dashboard", "--wandb"} & set(words):
         with serving_alone(tmp_path, monkeypatch):
             assert main(words) == 0, capsys.readouterr().err

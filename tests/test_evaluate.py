@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
-import yaml
 from options import EVERY_OPTION, option_pairs
+from tensors import draw
 from torch.nn import functional as F
 from written_runs import unsealed
 
@@ -112,12 +112,9 @@ def test_the_loss_by_position_is_in_powers_of_two_and_leaves_no_position_out():
     counted = torch.ones_like(losses, dtype=torch.bool)
     assert by_position(losses, counted) == {"1": 1.0, "2": 2.0, "3-4": 3.5, "5-8": 6.5}
     assert by_position(losses[:, :6], counted[:, :6])["5-6"] == 5.5
-
-
-def test_the_loss_by_position_is_over_the_targets_that_count():
-    losses, counted = torch.arange(1.0, 9.0).repeat(2, 1), torch.zeros(2, 8, dtype=torch.bool)
-    counted[0, 2], counted[1, 4:6] = True, True
-    assert by_position(losses, counted) == {"3-4": 3.0, "5-8": 5.5}
+    few = torch.zeros_like(counted)
+    few[0, 2], few[1, 4:6] = True, True
+    assert by_position(losses, few) == {"3-4": 3.0, "5-8": 5.5}, "of the targets that count"
 
 
 def test_windows_longer_than_a_batch_are_read_one_by_one(tiny, monkeypatch):
@@ -232,16 +229,6 @@ def test_one_pass_reads_as_a_cache_would_token_by_token(tiny, overrides, kept):
         assert not torch.allclose(seen[6:], ordinary[6:], atol=1e-3)  # the control: eviction changes what is read
 
 
-def test_a_cache_that_holds_the_whole_text_changes_nothing(tiny):
-    model = spread(build_model(tiny(), 11)).eval()
-    tokens = torch.from_numpy(TEXT[None, :20])
-    with torch.no_grad():
-        ordinary = model(tokens)
-        with streamed(model, 20, 4):
-            torch.testing.assert_close(model(tokens), ordinary, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(model(tokens), ordinary, rtol=0, atol=0)  # and the model is itself again
-
-
 def test_values_that_are_wider_than_queries_stream_as_passes_over_the_last_window(tiny):
     """In one layer, whose keys and values have seen nothing but their own token."""
     model = spread(build_model(tiny("mixer=differential", "model.n_layers=1"), 11)).eval()
@@ -276,7 +263,7 @@ def test_positions_on_the_embedding_cannot_stream(tiny, position):
 
 @pytest.mark.parametrize(("bits", "levels"), [(8, 127), (4, 7)])
 def test_symmetric_rounding_is_torch_s_own_with_the_scale_absmax_over_the_largest_level(bits, levels):
-    x = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
+    x = draw(5, 7)
     expected = torch.fake_quantize_per_tensor_affine(x, x.abs().max().item() / levels, 0, -levels - 1, levels)
     torch.testing.assert_close(round_symmetric(x, bits, "tensor", 32), expected)
     scales, zeros = x.abs().amax(1) / levels, torch.zeros(5, dtype=torch.int32)
@@ -292,7 +279,7 @@ def test_experts_are_not_reported_as_robust_because_nothing_rounds_them(tiny):
 
 
 def test_groups_of_32_input_channels_have_scales_of_their_own_and_the_last_may_be_shorter():
-    x = torch.randn(2, 5, 70, generator=torch.Generator().manual_seed(0))
+    x = draw(2, 5, 70)
     result = round_symmetric(x, 4, "group", 32)
     for start in (0, 32, 64):
         part = x[..., start : start + 32]
@@ -318,7 +305,7 @@ def test_four_bits_err_more_than_eight_and_float_inputs_least(tiny):
 
 
 def test_asymmetric_rounding_is_torch_s_own_and_holds_zero():
-    x = torch.randn(50, generator=torch.Generator().manual_seed(0)) + 1
+    x = draw(50) + 1
     step = (3.0 + 0.5) / 255
     expected = torch.fake_quantize_per_tensor_affine(x, step, round(0.5 / step), 0, 255)
     torch.testing.assert_close(round_asymmetric(x, -0.5, 3.0), expected)
@@ -331,7 +318,7 @@ def test_a_block_computes_with_rounded_weights_and_inputs_while_it_is_quantized_
     m = made.model.blocks[0].ffn
     maps = linear_maps(m)
     ranges = calibrate(made, 16)
-    x = torch.randn(2, 3, 16, generator=torch.Generator().manual_seed(0))
+    x = draw(2, 3, 16)
     before, weights = m(x, None), [a.weight.clone() for a in maps]
     for name, scheme in SCHEMES.items():
         first = maps[0]
@@ -456,7 +443,7 @@ def test_massive_entries_become_zero_and_nothing_else_changes(tiny):
 def test_attention_to_the_first_token_takes_the_requested_share_and_the_first_query_keeps_its_only_key(tiny):
     model = spread(build_model(tiny("position=none"), 11)).eval()
     core = model.blocks[0].attn.core
-    q, k, v = (torch.randn(2, 2, 8, 8, generator=torch.Generator().manual_seed(s)) for s in range(3))
+    q, k, v = (draw(2, 2, 8, 8, seed=s) for s in range(3))
     with torch.no_grad():
         weight = core.weights(q, k, None)
         with sink_set(model, lambda block, sink: torch.zeros_like(sink)):
@@ -573,9 +560,10 @@ def test_the_name_of_a_result_has_the_keys_that_are_not_at_their_defaults(text, 
         ("streaming:kept:0", "try: streaming:kept:4"),
         ("streaming:kept", "try: streaming:kept:4"),
         ("extrapolation:factors:2+x", r"try: extrapolation:factors:1\+2\+4\+8"),
+        ("streeming", "no evaluation of this name"),
     ],
 )
-def test_a_wrong_key_of_an_evaluation_is_refused_before_anything_is_trained(text, words):
+def test_a_wrong_name_or_key_of_an_evaluation_is_refused_before_anything_is_trained(text, words):
     with pytest.raises(ConfigError, match=words):
         compose([f"evals=[{text}]"])
 
@@ -594,8 +582,8 @@ def test_results_with_other_keys_stand_beside_those_with_the_defaults(tiny_run, 
 
 
 @pytest.fixture
-def finished(tiny_run):
-    return train(compose(tiny_run("train.steps=2")), quiet=True).path
+def finished(finished_run):
+    return finished_run("train.steps=2")
 
 
 def test_a_restored_model_has_the_weights_and_the_loss_of_the_run(finished):
@@ -644,10 +632,9 @@ def test_a_finished_run_asked_for_again_with_evaluations_gets_them_from_its_chec
     assert read_run(finished).summary == again.summary
 
 
-def test_a_run_whose_text_has_changed_is_not_evaluated(finished):
-    config = yaml.safe_load((finished / "config.yaml").read_text())
-    text = config["data"]["files"][0]
-    with open(text, "a", encoding="utf-8") as file:
+def test_a_run_whose_text_has_changed_is_not_evaluated(tiny_run, text_file):
+    finished = train(compose(tiny_run("train.steps=2")), quiet=True).path
+    with text_file.open("a", encoding="utf-8") as file:
         file.write("something else altogether. " * 100)
     with pytest.raises(ConfigError, match="not the one that this run was validated on"):
         evaluate(finished, ["quantization"])
@@ -690,11 +677,6 @@ def test_a_mistake_is_three_lines(arguments, words, capsys, tmp_path, monkeypatc
     printed = capsys.readouterr().err
     assert words in printed
     assert len(printed.strip().splitlines()) <= 3
-
-
-def test_an_evaluation_that_does_not_exist_is_refused_before_anything_is_trained():
-    with pytest.raises(ConfigError, match="no evaluation of this name"):
-        compose(["evals=[streeming]"])
 
 
 def test_a_run_that_is_not_finished_is_not_evaluated_and_the_others_have_their_turn(finished, capsys):

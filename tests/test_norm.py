@@ -157,11 +157,6 @@ def test_gain_init_reaches_the_sites_that_are_named_by_default_all_in_the_blocks
     assert all(norm.gain.eq(1).all() for site, norm in norms.items() if site not in scaled)
 
 
-@pytest.mark.parametrize("name", [n for n in NORM.names() if n not in WITHOUT_PARAMETERS])
-def test_every_norm_but_the_parameterless_ones_has_a_gain_to_start_elsewhere(name):
-    assert "gain_init" in NORM.keys_of(name)
-
-
 @pytest.mark.parametrize("name", ["t5", "layer_nonparam", "rms_nonparam", "none"])
 def test_a_norm_that_has_no_bias_refuses_one(tiny, name):
     with pytest.raises(ConfigError, match=f"norm={name} and norm_bias=on"):

@@ -181,53 +181,6 @@ def test_a_key_bias_acts_under_softmax_only_where_the_scheme_says_that_it_rotate
     assert (change > 1e-3) == position.turns_keys(layer)
 
 
-ROTATED = [{"theta": 100.0}, {"fraction": 0.5}, {"pairing": "interleaved"}]
-KEYS = {
-    "rope": ROTATED,
-    "rope_interpolated": [*ROTATED, {"factor": 2.0}, {"method": "ntk"}],
-    "rope_llama3": [
-        *ROTATED,
-        {"factor": 2.0},
-        {"low_freq_factor": 0.1},
-        {"high_freq_factor": 2.0},
-        {"original_context": 100},
-    ],
-    "rope_yarn": [
-        *ROTATED,
-        {"factor": 2.0},
-        {"beta_slow": 0.001},
-        {"original_context": 300, "beta_fast": 4.0},
-        {"attention_factor": 2.0},
-        {"truncate": False, "for both": {"beta_slow": 0.001}},
-    ],
-    "alibi": [{"slope_factor": 0.5}, {"bias_max": 4.0}],
-    "sinusoidal": [{"base": 100.0}, {"layout": "fairseq"}],
-    "irope": [*ROTATED[::2], {"floor_scale": 3}, {"floor_scale": 3, "temperature": 1}],
-    "t5": [{"buckets": 16}, {"max_distance": 20}],
-    "kerple": [{"form": "power"}],
-    "fire": [{"width": 16}, {"c": 1.0}, {"threshold": 20.0}, {"shared": True}],
-    "transformer_xl": [{"base": 100.0}],
-}
-
-
-@pytest.mark.parametrize(("name", "keys"), [(name, keys) for name, changes in KEYS.items() for keys in changes])
-def test_every_key_changes_what_the_scheme_does(name, keys):
-    geometry = replace(GEOMETRY, n_layers=4)
-    both = keys.get("for both", {})
-    keys = {key: value for key, value in keys.items() if key != "for both"}
-    default, changed = build(name, geometry, **both), build(name, geometry, **both, **keys)
-    if "floor_scale" in keys:  # it acts in layers without positions
-        default, changed = default.without(geometry), changed.without(geometry)
-    pairs = [zip(sites(default, 30, n), sites(changed, 30, n), strict=True) for n in range(4)]
-    assert any(not torch.equal(a, b) for layer in pairs for a, b in layer)
-
-
-def test_every_key_but_the_form_of_the_rotation_is_in_the_table_above():
-    named = {(name, key) for name, changes in KEYS.items() for keys in changes for key in keys if key != "for both"}
-    every = {(name, key) for name in POSITION.names() for key in POSITION.keys_of(name)}
-    assert every - named == {("rope", "form")}
-
-
 @pytest.mark.parametrize("name", sorted(set(POSITION.names()) - {"none", "learned", "sinusoidal"}))
 def test_a_layer_of_nope_every_is_a_layer_without_positions(tiny, name):
     """Of each scheme that acts in the layers: the second block attends as without positions, the first does not."""
