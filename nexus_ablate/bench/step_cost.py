@@ -206,19 +206,13 @@ def bench_steps(overrides: list[str], others: list[str], seconds: float) -> list
         torch.set_num_threads(first.train.threads)
     keep_freed_memory()
     every = max(first.train.log_every, *(config.probe.every for config in configs.values()))  # a block has a probe
-
-    def some_steps(trainer: Trainer) -> None:
-        for _ in range(every):
-            trainer.step_and_record()
-
     with ExitStack() as stack:
         stack.enter_context(torch._dynamo.config.patch(recompile_limit=MOST_PROGRAMS))
         trainers = {name: stack.enter_context(running(config)) for name, config in configs.items()}
         for trainer in trainers.values():
-            for _ in range(WARM_STEPS):
-                trainer.step_and_record()
+            _take_steps(trainer, WARM_STEPS)
         device = trainers[""].device
-        blocks = {name: partial(some_steps, trainer) for name, trainer in trainers.items()}
+        blocks = {name: partial(_take_steps, trainer, every) for name, trainer in trainers.items()}
         taken = in_turn(blocks, seconds, clock_of(device))
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(first.train.precision, torch.float32)
         rate = product_rate(device, dtype)
@@ -238,6 +232,11 @@ def bench_steps(overrides: list[str], others: list[str], seconds: float) -> list
                 )
             )
     return costs
+
+
+def _take_steps(trainer: Trainer, number: int) -> None:
+    for _ in range(number):
+        trainer.step_and_record()
 
 
 def profiled(trainer: Trainer, step_seconds: float) -> dict[str, float]:

@@ -65,20 +65,20 @@ def run(words: list[str], flags: Flags) -> int:
         if summary != before:
             refresh(path, lambda line: print(line, file=sys.stderr))
         console.print("", printable(str(path), 4096), sep="\n", soft_wrap=True, markup=False)
-        console.print(table({name: line for n in names for name, line in lines(n, summary[n])}))
+        console.print(table(results({name: summary[name] for name in names})))
     return status
 
 
 def results(summary: dict[str, Any]) -> dict[str, str]:
-    """The results of a run's evaluations, for the terminal."""
+    """The results of the evaluations in a run's summary, for the terminal."""
     done: dict[str, str] = {}
     for name, result in summary.items():
         if name.partition(":")[0] in option_files("evaluation"):
-            done |= lines(name, result)
+            done |= _lines(name, result)
     return done
 
 
-def lines(name: str, result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _lines(name: str, result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The figures of one evaluation for the terminal: those of each part on a line."""
     from nexus_ablate.training.display import shown
 
@@ -95,4 +95,4 @@ def lines(name: str, result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if figures:
         yield name, "  ".join(figures)
     for part, values in parts.items():
-        yield from lines(f"{name}, {part}", values)
+        yield from _lines(f"{name}, {part}", values)

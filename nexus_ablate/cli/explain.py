@@ -168,9 +168,9 @@ def _print(title: str, rows: Rows) -> None:
     console = open_console()
     console.print(f"\n[bold]{escape(title)}[/bold]")
     table = Table.grid(padding=(0, 2))
-    table.add_column(overflow="fold", no_wrap=True)
+    table.add_column(overflow="fold", style="dim", no_wrap=True)
     for _ in range(1, max(map(len, rows))):
-        table.add_column(overflow="fold", style="dim")
+        table.add_column(overflow="fold")
     for row in rows:
         table.add_row(*(escape(printable(cell, 2000)) for cell in row))
     console.print(table)

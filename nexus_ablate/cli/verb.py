@@ -90,7 +90,9 @@ class Verb:
         usage = f"nexus-ablate {self.name} {self.takes}".rstrip() + (" [flags]" if self.flags else "")
         examples = _columns([(f"nexus-ablate {line}", meaning) for line, meaning in self.examples])
         flags = _columns([(flag.usage, flag.meaning) for flag in self.flags])
-        notes = [part for line in self.notes.splitlines() for part in (textwrap.wrap(line, COLUMNS) or [""])]
+        notes = []
+        for line in self.notes.splitlines():
+            notes += textwrap.wrap(line, COLUMNS) or [""]
         paragraphs = (textwrap.wrap(usage, COLUMNS), [self.summary], examples, flags, notes)
         return "\n\n".join("\n".join(lines) for lines in paragraphs if lines)
 

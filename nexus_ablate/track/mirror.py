@@ -74,7 +74,7 @@ class WandbTracker(Tracker):
         start: Callable[[], Upload],
         run_dir: Path,
         say: Callable[[str], None],
-        patience: float = PATIENCE,
+        patience: float,
     ) -> None:
         self._start, self._run_dir, self._say, self._patience = start, run_dir, say, patience
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -146,6 +146,6 @@ def start_tracker(
         record, place = read_run(run_dir), place_of(run_dir, option)
         online = "online" if mode == "wandb" else "offline"
         # W&B gives up before finish() does. This also limits its work when the process exits.
-        return Upload(record, place, online, run_dir, INIT_TIMEOUT, finish=patience / 2)
+        return Upload(record, place, online, run_dir, INIT_TIMEOUT, patience / 2)
 
     return WandbTracker(start, run_dir, say, patience)

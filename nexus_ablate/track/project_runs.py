@@ -49,22 +49,21 @@ def runs_on_wandb(
             fix = f"--columns {name}=config.{column} or {name}=summary.{column}; or one of {', '.join(ATTRIBUTES)}"
             raise ConfigError("W&B has no such column", f"{name}={column}", fix)
     required = [names[name] for name in (*REQUIRED, endpoint) if names[name] != NO_SEED]
-    rows, left_out = [], []
+    rows, left_out, reasons = [], [], []
     for run in _runs(place, filters):
+        where = f"{place}/{run.id}"
         cells = {column: _cell(run, column) for column in names.values()}
         cells = {column: value for column, value in cells.items() if value is not None}
         lacking = [column for column in required if column not in cells]
-        where = f"{place}/{run.id}"
-        if run.state != "finished":
-            left_out.append((where, f"{run.state} ({printable(str(run.name), 60)})"))
-        elif lacking:
-            left_out.append((where, f"has no {', '.join(lacking)} ({printable(str(run.name), 60)})"))
-        else:
+        if run.state == "finished" and not lacking:
             rows.append((where, cells))
+            continue
+        reasons.append(f"has no {', '.join(lacking)}" if run.state == "finished" else run.state)
+        left_out.append((where, f"{reasons[-1]} ({printable(str(run.name), 60)})"))
     if not rows:
-        reasons = "; ".join(dict.fromkeys(reason.partition(" (")[0] for _, reason in left_out))
+        got = "; ".join(dict.fromkeys(reasons)) or "no runs"
         fix = "--columns arm=config.KEY,seed=config.KEY,val_loss=summary.KEY, or other --filters"
-        raise ConfigError("the project has no finished run to judge", f"wandb:{place}: {reasons or 'no runs'}", fix)
+        raise ConfigError("the project has no finished run to judge", f"wandb:{place}: {got}", fix)
     present = {column for _, cells in rows for column in cells}
     for name in SENT:
         if name not in columns and names[name] not in present:
