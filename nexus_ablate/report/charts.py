@@ -82,18 +82,9 @@ BUDGETS = {"tokens": "training tokens", "flops": "training FLOPs", "seconds": "s
 LOSS = "loss, nats per token"
 
 
-@dataclass
-class Picture:
-    """A figure that is being drawn, and its SVG when it is done; '' if nothing was drawn."""
-
-    figure: Figure
-    axes: Any
-    svg: str = ""
-
-
 @contextmanager
-def picture(title: str, height: float = HEIGHT, width: float = WIDTH) -> Iterator[Picture]:
-    """A picture of one plot; its SVG is there when the block has ended.
+def picture(title: str, height: float = HEIGHT, width: float = WIDTH) -> Iterator[tuple[Figure, Any]]:
+    """A figure with the axes of one plot, in the style of all pictures.
 
     Args:
         title: For screen readers.
@@ -103,17 +94,16 @@ def picture(title: str, height: float = HEIGHT, width: float = WIDTH) -> Iterato
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": title}):
-        figure = Figure(figsize=(width / 72, height / 72), layout="constrained")
-        drawn = Picture(figure, figure.subplots())
-        yield drawn
-        if drawn.axes.lines:
-            drawn.svg = _svg(figure, title)
+        figure = Figure(figsize=(width / 72, height / 72), layout="constrained", label=title)
+        yield figure, figure.subplots()
 
 
-def _svg(figure: Figure, title: str) -> str:
-    """The figure as an SVG element that the page's style applies to."""
+def svg(figure: Figure) -> str:
+    """A `picture` as an SVG element that the page's style applies to; '' if no line was drawn."""
     from html import escape
 
+    if not figure.axes[0].lines:
+        return ""
     out = io.StringIO()
     figure.savefig(out, format="svg", transparent=True)
     text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", out.getvalue(), flags=re.S)
@@ -123,7 +113,8 @@ def _svg(figure: Figure, title: str) -> str:
     for name, (light, _) in PALETTE.items():
         text = text.replace(light, f"var(--{name})")
     text = re.sub(r"\s*\n\s*", "\n", text.replace("'DejaVu Sans', ", ""))
-    return re.sub(r'width="\S+" height="\S+"', f'role="img" aria-label="{escape(printable(title))}"', text, count=1)
+    title = escape(printable(str(figure.get_label())))
+    return re.sub(r'width="\S+" height="\S+"', f'role="img" aria-label="{title}"', text, count=1)
 
 
 def hover(text: str) -> str:
@@ -212,9 +203,9 @@ def intervals(bars: Sequence[Bar], axis: str, band: float = 0.0, endpoint: Endpo
     if not bars:
         return ""
     lines = sum(1 + bar.label.count("\n") for bar in bars)
-    with picture(f"{axis}, with intervals", height=58 + 17 * lines + 8 * len(bars)) as drawn:
-        draw_intervals(drawn.axes, bars, axis, band, endpoint)
-    return drawn.svg
+    with picture(f"{axis}, with intervals", height=58 + 17 * lines + 8 * len(bars)) as (figure, axes):
+        draw_intervals(axes, bars, axis, band, endpoint)
+        return svg(figure)
 
 
 def draw_intervals(
@@ -279,9 +270,9 @@ def draw_intervals(
 
 def losses(stratum: Stratum, axis: str, whole: bool = False) -> str:
     """Validation loss against a budget as SVG, see `draw_losses`; '' where no run has two validations."""
-    with picture(f"validation loss against {axis}{' from the start' * whole}") as drawn:
-        draw_losses(drawn.axes, stratum, axis, whole)
-    return drawn.svg
+    with picture(f"validation loss against {axis}{' from the start' * whole}") as (figure, axes):
+        draw_losses(axes, stratum, axis, whole)
+        return svg(figure)
 
 
 def draw_losses(axes: Any, stratum: Stratum, axis: str, whole: bool = False) -> None:
@@ -305,11 +296,11 @@ def draw_losses(axes: Any, stratum: Stratum, axis: str, whole: bool = False) -> 
     ends = [end for end in ends if np.isfinite(end)]
     if whole or not ends:
         return
-    losses = np.concatenate(seen)
-    losses = losses[np.isfinite(losses)]
-    low = float(losses.min())
+    values = np.concatenate(seen)
+    values = values[np.isfinite(values)]
+    low = float(values.min())
     usual = 2 * np.median(ends)
-    top = max(float(np.quantile(losses, 0.75)), max(end for end in ends if end < usual))
+    top = max(float(np.quantile(values, 0.75)), max(end for end in ends if end < usual))
     pad = 0.03 * (top - low or 1)
     starts = [line.get_xdata()[line.get_ydata() <= top] for line in axes.lines]
     axes.set_xlim(left=min(float(start[0]) for start in starts if len(start)))
@@ -321,8 +312,7 @@ def paired_differences(stratum: Stratum, axis: str) -> str:
     base, *others = stratum.arms
     points = _points(max(1, sum(len(arm.runs) for arm in others)))
     last = []
-    with picture(f"difference to the baseline against {axis}") as drawn:
-        axes = drawn.axes
+    with picture(f"difference to the baseline against {axis}") as (figure, axes):
         _label_budget(axes, axis, "difference, nats per token")
         axes.axhline(0, color=MUTED, linewidth=1, linestyle="--")
         for index, (arm, row) in enumerate(zip(stratum.arms, stratum.rows, strict=True)):
@@ -337,8 +327,8 @@ def paired_differences(stratum: Stratum, axis: str) -> str:
             grid = np.linspace(0.1 * end, end, points)
             gaps = []
             for pair in pairs:
-                losses, base_losses = (np.interp(grid, getattr(each.curves, axis), each.curves.val) for each in pair)
-                gap = losses - base_losses
+                loss, base_loss = (np.interp(grid, getattr(each.curves, axis), each.curves.val) for each in pair)
+                gap = loss - base_loss
                 name = hover(f"{arm.label}, seed {pair[0].seed}")
                 axes.plot(grid, gap, color=colour(index), linewidth=0.8, alpha=0.35, gid=name)
                 gaps.append(gap)
@@ -350,7 +340,7 @@ def paired_differences(stratum: Stratum, axis: str) -> str:
             ends = [0.0, *(end for end in last if abs(end) <= usual)]
             pad = 0.15 * (max(ends) - min(ends)) or 1e-6
             axes.set_ylim(min(ends) - pad, max(ends) + pad)
-    return drawn.svg if last else ""
+        return svg(figure) if last else ""
 
 
 def _has_curve(run: Trained) -> bool:
@@ -385,8 +375,7 @@ def learning_rates(stratum: Stratum) -> str:
             tuned.append((index, row))
     if not tuned:
         return ""
-    with picture("loss over the learning rate") as drawn:
-        axes = drawn.axes
+    with picture("loss over the learning rate") as (figure, axes):
         axes.set(xscale="log", xlabel="learning rate", ylabel=f"validation {LOSS}")
         rates = sorted({rate for _, row in tuned for rate in row.lr_curve})
         axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
@@ -407,7 +396,7 @@ def learning_rates(stratum: Stratum) -> str:
                 text = hover(f"{row.arm}: best {best:g}, {place}")
                 lowest = float(np.mean(judged[nearest]))
                 axes.plot(best, lowest, "o", mfc="none", mec=ring, markersize=14, gid=text)
-    return drawn.svg
+        return svg(figure)
 
 
 # -------------------------------------------------------------------------------------------------------- notebooks

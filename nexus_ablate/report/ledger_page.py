@@ -314,9 +314,9 @@ def figure(entry: Entry) -> Figure | None:
     if len(margins) == 1:
         axis += f" of {margins.pop().removeprefix('±')}"
     further_lines = sum(bar.label.count("\n") for bar in bars)
-    with picture(f"differences of {entry['study']}", 60 + 24 * len(bars) + 16 * further_lines, 640) as drawn:
-        draw_intervals(drawn.axes, bars, axis, band=1.0)
-    return drawn.figure
+    with picture(f"differences of {entry['study']}", 60 + 24 * len(bars) + 16 * further_lines, 640) as (figure, axes):
+        draw_intervals(axes, bars, axis, band=1.0)
+    return figure
 
 
 def _bars(entry: Entry) -> list[Bar]:

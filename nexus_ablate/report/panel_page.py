@@ -271,6 +271,6 @@ def figure(outcomes: Outcomes) -> Figure:
             tone = TONES[outcome.agreement]
             label = f"{outcome.name}, {outcome.size}"
             bars.append(Bar(label, (low, middle, high), outcome.agreement + margin, tone, tone))
-    with picture("agreement with published outcomes", 60 + 21 * len(bars), 800) as drawn:
-        draw_intervals(drawn.axes, bars, "nats per token, agreement to the right", limit=FARTHEST)
-    return drawn.figure
+    with picture("agreement with published outcomes", 60 + 21 * len(bars), 800) as (figure, axes):
+        draw_intervals(axes, bars, "nats per token, agreement to the right", limit=FARTHEST)
+    return figure
