@@ -275,6 +275,7 @@ def test_a_launcher_that_is_not_installed_is_named_with_its_package(command, wor
 def leased(tmp_path, monkeypatch):
     """Processes that each take a GPU of a list that is faked, and hold it until they are killed."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(device, "_leases", [])  # a process that is forked has those of this one
     forking, held = multiprocessing.get_context("fork"), []
 
     def take(visible="0,1", locked=True, **variables):

@@ -111,9 +111,9 @@ def test_a_look_with_a_failed_run_is_not_judged_until_it_is_tried_again(study, i
     assert {seed for _, seed in instant.trained} == {0, 1, 2, 3, 4}
 
 
-def test_the_exit_status_is_that_of_the_runs_of_all_looks(study, instant):
+def test_the_exit_status_is_that_of_the_runs_of_all_looks(study, instant, tmp_path):
     assert main(study("vary.norm=layer")) == 0
-    (path,) = (instant_path for instant_path in find_runs([read_request(study()[1:]).directory / "norm=layer"])
+    (path,) = (instant_path for instant_path in find_runs([tmp_path / "runs" / "mine" / "norm=layer"])
                if instant_path.name.startswith("s4-"))  # fmt: skip
     status = json.loads((path / "status.json").read_text())
     (path / "status.json").write_text(json.dumps(status | {"state": "diverged", "reason": "loss"}))
@@ -121,9 +121,11 @@ def test_the_exit_status_is_that_of_the_runs_of_all_looks(study, instant):
 
 
 @pytest.mark.parametrize("text", ["", '{"val_l', None])
-def test_a_finished_run_without_a_readable_summary_is_named_and_not_trained_again(study, instant, capsys, text):
+def test_a_finished_run_without_a_readable_summary_is_named_and_not_trained_again(
+    study, instant, tmp_path, capsys, text
+):
     assert main(study("vary.norm=layer")) == 0
-    folder = read_request(study()[1:]).directory
+    folder = tmp_path / "runs" / "mine"
     summary = next((folder / "norm=layer").glob("s4-*")) / "summary.json"
     summary.unlink() if text is None else summary.write_text(text)
     before, trained = photograph(folder), len(instant.trained)
