@@ -156,6 +156,10 @@ SEEDS = "seeds: [0, 1, 2, 3, 4]"
             {"expects": [{"arm": "norm=layer", "stratum": "deep"}]},
             "{arm: norm=layer, stratum: deep, val_loss: lower}",
         ),
+        (
+            {"expects": [{"arm": "norm=layer", "val_loss": "lower"}, {"arm": "norm=layer", "val_loss": "higher"}]},
+            "one of them, or a stratum for each",
+        ),
         ({"endpoints": [{"name": "val_loss", "delta_min": "0% tokens"}]}, "delta_min: 2% tokens"),
         (
             {"depends_on": {"depth": ["deep", "flat"]}},

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 import re
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from msgspec import Meta, Struct, field, to_builtins
@@ -56,6 +56,7 @@ CONDITION = re.compile(r"(>=|<=) *(-?\d+(?:\.\d+)?(?:e-?\d+)?)")
 Condition = Annotated[str, Meta(pattern=rf"\A{CONDITION.pattern}\Z")]
 Outcome = Literal["lower", "higher", "equivalent", "trains", "fails"]
 """What a study can expect of an arm."""
+OPPOSITES = ({"lower", "higher"}, {"trains", "fails"})
 Design = Literal["one_at_a_time", "leave_one_out", "grid", "pairwise_interactions", "list"]
 Match = Literal["none", "params", "flops", "tokens", "seconds"]
 Fidelity = Literal["same", "weaker", "different"]
@@ -328,6 +329,12 @@ def _check_endpoints(study: Study) -> None:
             raise unknown("the study has no endpoint of this name", expectation.endpoint, names)
         if expectation.stratum and expectation.stratum not in study.strata:
             raise unknown("the study has no stratum of this name", expectation.stratum, study.strata)
+    for one, other in combinations(study.expects, 2):
+        is_same_cell = one.arm == other.arm and one.endpoint == other.endpoint
+        is_same_cell &= one.stratum == other.stratum or "" in (one.stratum, other.stratum)
+        if is_same_cell and {one.expected, other.expected} in OPPOSITES:
+            got = f"{one.arm}: {one.expected} and {other.expected}"
+            raise ConfigError("no result can meet two opposite expectations", got, "one of them, or a stratum for each")
     for name in study.requires:
         find(name)
     if study.stated and not study.fidelity:
