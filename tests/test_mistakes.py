@@ -270,6 +270,7 @@ def test_the_last_line_of_a_mistake_is_an_override_that_can_be_composed(typed, c
         ("preset=gtp2 norm.epz=1 seed=-1", "preset=gtp2 -1", "preset=gpt2 seed=0"),
         ("optm.lr=1e-3 nothing.like=2", "optm.lr=1e-3 nothing.like=2", "optim.lr=1e-3; nexus-ablate list"),
         ("plan norms seds=0,1 norm.epz=1", "seds=0,1 norm.epz=1", "seeds=0,1 norm.eps=1"),
+        ("plan mine vary.norm=layr,rms vary.ffn=gelu,relo", "norm=layr ffn=relo", "norm=layer ffn=relu"),
     ],
 )
 def test_all_wrong_names_of_a_command_are_named_at_once(capsys, command, got, fix):

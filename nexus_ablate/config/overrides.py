@@ -45,7 +45,7 @@ def check_overrides(overrides: list[str], sweeps: bool, beside: Collection[str] 
     given = [override for override in given if override.name.split(".")[0].split("/")[0] != "hydra"]
     _check_given_once(given)
     if wrong := _wrong_names(given, beside):
-        raise _together(wrong)
+        raise together(wrong)
     if (runs := math.prod(len(override.values) or 1 for override in given)) > MOST_RUNS:
         raise ConfigError(f"a multirun has at most {MOST_RUNS} runs", f"{runs} runs", "nexus-ablate -m seed=0,1,2")
     names = {override.name for override in given}
@@ -115,7 +115,7 @@ def _added(override: Override, chosen: dict[str, list[str]]) -> ConfigError:
     return _unknown_key(override.name, override.values, chosen, override.typed)
 
 
-def _together(wrong: list[ConfigError]) -> ConfigError:
+def together(wrong: list[ConfigError]) -> ConfigError:
     """One error for several, whose suggestions can be typed together where all of them are overrides."""
     if len(wrong) == 1:
         return wrong[0]
