@@ -578,7 +578,8 @@ def test_results_with_other_keys_stand_beside_those_with_the_defaults(tiny_run, 
     assert set(summary["extrapolation:factors:1+2"]["non_overlapping"]) == {"1", "2"}
     assert "extrapolation" not in summary
     assert main(["show", str(path)]) == 0
-    assert "quantization:group:4, schemes, int4_group" in capsys.readouterr().out
+    tables = capsys.readouterr().out.partition("\nquantization:group:4 ")[2]
+    assert f"schemes int4_group {four['int4_group']['loss']:.4f}" in " ".join(tables.split())
 
 
 @pytest.fixture
@@ -598,9 +599,15 @@ def test_a_restored_model_has_the_weights_and_the_loss_of_the_run(finished):
 
 def test_evaluate_writes_each_answer_under_its_name_and_does_none_twice(finished, capsys, monkeypatch):
     before = read_run(finished).summary
+    monkeypatch.setenv("COLUMNS", "80")
     assert main(["evaluate", str(finished), "--evals", "quantization,streaming"]) == 0
-    assert "streaming" in capsys.readouterr().out
     summary = read_run(finished).summary
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["quantization", "loss", "worst_block", "gap"] in rows
+    int4 = summary["quantization"]["schemes"]["int4_channel"]
+    assert ["schemes", "int4_channel", f"{int4['loss']:.4f}", f"{int4['gap']:.4f}"] in rows, (
+        "no name without its number"
+    )
     assert before is not None and summary is not None
     assert summary.keys() - before.keys() == {"quantization", "streaming"}
     assert {name: summary[name] for name in before} == before

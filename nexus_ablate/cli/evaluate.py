@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nexus_ablate.cli.verb import Flag, Flags, Verb, comma_separated
 from nexus_ablate.config.options import evaluation_name, evaluation_of, option_files
 from nexus_ablate.errors import OK, ConfigError, UserError, printable
+
+if TYPE_CHECKING:
+    from nexus_ablate.report.parts import ReportPart
 
 
 def evaluations(text: str) -> list[str]:
@@ -43,10 +46,10 @@ def run(words: list[str], flags: Flags) -> int:
     names = flags.get("evals") or list(option_files("evaluation"))
 
     from nexus_ablate.console import open_console
+    from nexus_ablate.report.terminal import show
     from nexus_ablate.runs import read_run
     from nexus_ablate.runs.lookup import runs_at
     from nexus_ablate.track import refresh
-    from nexus_ablate.training.display import table
     from nexus_ablate.training.evaluation import evaluate
 
     paths = runs_at(words, "evaluate")
@@ -65,34 +68,35 @@ def run(words: list[str], flags: Flags) -> int:
         if summary != before:
             refresh(path, lambda line: print(line, file=sys.stderr))
         console.print("", printable(str(path), 4096), sep="\n", soft_wrap=True, markup=False)
-        console.print(table(results({name: summary[name] for name in names})))
+        show(results({name: summary[name] for name in names}), console)
     return status
 
 
-def results(summary: dict[str, Any]) -> dict[str, str]:
-    """The results of the evaluations in a run's summary, for the terminal."""
-    done: dict[str, str] = {}
-    for name, result in summary.items():
-        if name.partition(":")[0] in option_files("evaluation"):
-            done |= _lines(name, result)
-    return done
-
-
-def _lines(name: str, result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The figures of one evaluation for the terminal: those of each part on a line."""
+def results(summary: dict[str, Any]) -> Iterator[ReportPart]:
+    """The results of the evaluations in a run's summary, for the terminal: of each a table with a row per part."""
+    from nexus_ablate.report.arm_tables import TextTable
+    from nexus_ablate.report.parts import ReportPart
     from nexus_ablate.training.display import shown
 
-    figures, parts = [], {}
-    for key, value in result.items():
-        if isinstance(value, Mapping):
-            parts[key] = value
-        elif isinstance(value, str):
-            figures.append(f"{key.replace('_', ' ')}: {value}")
-        elif isinstance(value, int):
-            figures.append(f"{key} {value:,}")
-        elif isinstance(value, float) or value is None:
-            figures.append(f"{key} {shown(value, '.4f')}")
-    if figures:
-        yield name, "  ".join(figures)
-    for part, values in parts.items():
-        yield from _lines(f"{name}, {part}", values)
+    for name, result in summary.items():
+        if name.partition(":")[0] not in option_files("evaluation"):
+            continue
+        heads, figures, texts = [name], {}, []
+        parts = [("all", result)]
+        for part, values in parts:  # further parts are added on the way
+            for key, value in values.items():
+                if isinstance(value, Mapping):
+                    parts.append((key if part == "all" else f"{part} {key}", value))
+                elif isinstance(value, str):
+                    texts.append(f"{key.replace('_', ' ')}: {value}")
+                elif isinstance(value, int | float) or value is None:
+                    text = f"{value:,}" if isinstance(value, int) else shown(value, ".4f")
+                    figures.setdefault(part, {})[key] = text
+                    heads += [] if key in heads else [key]
+        yield ReportPart("heading")
+        rows = []
+        for part, texts_by_key in figures.items():
+            rows.append([part, *(texts_by_key.get(key, "") for key in heads[1:])])
+        yield ReportPart("table", table=TextTable(heads, rows, ()))
+        for text in texts:
+            yield ReportPart("note", text)

@@ -64,15 +64,17 @@ def _show_run(record: RunRecord, picture: Path) -> None:
     from nexus_ablate.console import grid, open_console
     from nexus_ablate.execution.run_states import nearer
     from nexus_ablate.report.run_picture import run_figure, run_lines, save_figure
+    from nexus_ablate.report.terminal import show
     from nexus_ablate.training.display import result_facts, table
 
     facts = {"run": f"{record.study} / {record.arm} / seed {record.seed}", "state": record.state}
     if record.status.get("reason"):
         facts["reason"] = record.status["reason"]
     if record.summary is not None:
-        facts |= result_facts(record.summary) | results(record.summary)
+        facts |= result_facts(record.summary)
     console = open_console()
     console.print(table(facts))
+    show(results(record.summary or {}), console)
     console.print()
     heads = ("curve", "first, by step, last")
     console.print(grid(heads, run_lines(record), console.width, heads))
