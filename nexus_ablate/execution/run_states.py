@@ -277,28 +277,33 @@ def table(
     heads = ("arm", "id", place, "seed", "state", "step", "val loss", "delta", "age", "left", "job", "disk")
     rows = []
     for line in shown:
+        stratum = line.study.partition("@")[2]
         row = [
             line.arm if full else short_names[line.study][line.arm],
-            line.id if ids else "",
-            line.study.partition("@")[2] if are_strata else line.study,
-            "" if line.seed is None else str(line.seed),
+            line.id,
+            stratum if are_strata else line.study,
+            _text(line.seed, "d"),
             line.state,
             line.steps_text,
-            "" if line.loss is None else f"{line.loss:.4f}",
-            "" if line.against_baseline is None else f"{line.against_baseline:+.4f}",
+            _text(line.loss, ".4f"),
+            _text(line.against_baseline, "+.4f"),
             duration(line.age_seconds),
             duration(line.left_seconds),
             line.job,
-            size_text(line.bytes()) if ids and line.path else "",
         ]
-        rows.append(row)
+        rows.append([*row, size_text(line.bytes()) if ids and line.path else ""])
     used = [head == "arm" or any(cells) for head, *cells in zip(heads, *rows, strict=True)]
+    used[heads.index("id")] = ids
     if len(arms) < 2:
         used[heads.index(place)] = False
     rows = [[*compress(row, used)] for row in rows]
     left = ("id", place, "state", "job")
     leave = ("job", "disk", "age", "left", "step")
     return grid([*compress(heads, used)], rows, width, left, (), ("state", COLOURS), leave)
+
+
+def _text(number: float | None, form: str) -> str:
+    return "" if number is None else format(number, form)
 
 
 def _most_urgent(lines: list[Line], limit: int) -> list[Line]:
