@@ -76,27 +76,34 @@ def results(summary: dict[str, Any]) -> Iterator[ReportPart]:
     """The results of the evaluations in a run's summary, for the terminal: of each a table with a row per part."""
     from nexus_ablate.report.arm_tables import TextTable
     from nexus_ablate.report.parts import ReportPart
-    from nexus_ablate.training.display import shown
 
     for name, result in summary.items():
         if name.partition(":")[0] not in option_files("evaluation"):
             continue
-        heads, figures, texts = [name], {}, []
-        parts = [("all", result)]
-        for part, values in parts:  # further parts are added on the way
-            for key, value in values.items():
-                if isinstance(value, Mapping):
-                    parts.append((key if part == "all" else f"{part} {key}", value))
-                elif isinstance(value, str):
-                    texts.append(f"{key.replace('_', ' ')}: {value}")
-                elif isinstance(value, int | float) or value is None:
-                    text = f"{value:,}" if isinstance(value, int) else shown(value, ".4f")
-                    figures.setdefault(part, {})[key] = text
-                    heads += [] if key in heads else [key]
-        yield ReportPart("heading")
+        figures = {part or "all": shown for part, shown in _figures(result) if shown}
+        columns = list(dict.fromkeys(key for shown in figures.values() for key in shown))
         rows = []
-        for part, texts_by_key in figures.items():
-            rows.append([part, *(texts_by_key.get(key, "") for key in heads[1:])])
-        yield ReportPart("table", table=TextTable(heads, rows, ()))
-        for text in texts:
-            yield ReportPart("note", text)
+        for part, shown in figures.items():
+            rows.append([part, *(shown.get(key, "") for key in columns)])
+        yield ReportPart("heading")
+        yield ReportPart("table", table=TextTable([name, *columns], rows, ()))
+        for key, value in result.items():
+            if isinstance(value, str):
+                yield ReportPart("note", f"{key.replace('_', ' ')}: {value}")
+
+
+def _figures(result: Mapping[str, Any], part: str = "") -> Iterator[tuple[str, dict[str, str]]]:
+    """The figures of an evaluation as they are shown, and those of each of its parts under the part's name."""
+    from nexus_ablate.training.display import shown
+
+    figures, parts = {}, {}
+    for key, value in result.items():
+        if isinstance(value, Mapping):
+            parts[f"{part} {key}".strip()] = value
+        elif isinstance(value, int):
+            figures[key] = f"{value:,}"
+        elif isinstance(value, float) or value is None:
+            figures[key] = shown(value, ".4f")
+    yield part, figures
+    for name, values in parts.items():
+        yield from _figures(values, name)

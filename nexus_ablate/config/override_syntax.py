@@ -42,6 +42,11 @@ class Override:
     is_sweep: bool
     is_added: bool
 
+    @property
+    def is_hydra(self) -> bool:
+        """Whether it is about Hydra itself: `hydra.launcher.n_jobs=2`, `hydra/launcher=joblib`."""
+        return re.split("[./]", self.name)[0] == "hydra"
+
 
 def read_override(text: str) -> Override:
     """Raises:
@@ -62,11 +67,11 @@ def read_override(text: str) -> Override:
         raise ConfigError("study is a verb; the folder of a run is experiment=NAME", text, fix)
     if override.is_delete():
         raise ConfigError("nothing can be removed from the configuration", text, f"choose another {name}")
-    values = _values(override)
-    if name.split(".")[0].split("/")[0] == "hydra":
-        _check_hydra_key(name, values)
     is_added = override.is_add() and not override.is_force_add()
-    return Override(text, name, typed, values, override.is_sweep_override(), is_added)
+    given = Override(text, name, typed, _values(override), override.is_sweep_override(), is_added)
+    if given.is_hydra:
+        _check_hydra_key(name, given.values)
+    return given
 
 
 def typed_values(overrides: Iterable[str]) -> list[tuple[str, Any]]:

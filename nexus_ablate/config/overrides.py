@@ -41,8 +41,7 @@ def check_overrides(overrides: list[str], sweeps: bool, beside: Collection[str] 
         ConfigError: An override cannot be read, names what does not exist (all of these are named), or contradicts
             another one.
     """
-    given = [read_override(text) for text in overrides]
-    given = [override for override in given if override.name.split(".")[0].split("/")[0] != "hydra"]
+    given = [override for override in map(read_override, overrides) if not override.is_hydra]
     _check_given_once(given)
     if wrong := _wrong_names(given, beside):
         raise together(wrong)
