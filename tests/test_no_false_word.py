@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 from written_runs import Writer, sealed
@@ -99,6 +100,31 @@ def test_strata_are_in_the_order_of_the_file_and_change_says_from_which_to_which
     assert main(["compare", "runs/mine", "--json", "-"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["across"]
     assert row["change"].endswith("from zebra to middle")
+
+
+def test_where_failures_to_train_decide_no_difference_of_the_seeds_that_trained_is_shown(tmp_path, capsys, monkeypatch):
+    """Those seeds flatter the arm; a lead over strata names it all the same."""
+    monkeypatch.chdir(tmp_path)
+    lost = {"small": 6, "large": 8}
+    for stratum in lost:
+        writer = Writer(tmp_path / "runs", f"mine@{stratum}")
+        writer.arm(losses=[2 + noise for noise in NOISE])
+        for seed in range(SEEDS):
+            ending = {"state": "diverged", "steps": 100} if seed < lost[stratum] else {}
+            writer.run("norm=none", seed=seed, loss=1.9 + NOISE[-seed], train_noise="x", **ending)
+        names = {"stratum": stratum, "of": "mine", "all_strata": [*lost], "share": 0.5}
+        writer.plan(("norm=none",), seeds=list(range(SEEDS)), **names)
+    assert main(["compare", "runs/mine", "--details"]) == 0
+    printed = capsys.readouterr().out
+    assert "norm=none fails to train at 6 of 8 seeds" in printed and "-0.1" not in printed
+    for line in printed.splitlines():
+        assert line.count("(") == line.count(")"), line
+    assert main(["compare", "runs/mine", "--json", "-"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["across"]
+    assert (row["small"], row["large"], row["change"], row["sign"]) == ("UNSTABLE", "DIVERGED", "–", "–")
+    assert main(["compare", "runs/mine", "--html", "page.html"]) == 0
+    words = Path("page.html").read_text(encoding="utf-8").replace("<wbr>", "")
+    assert "norm=none: UNSTABLE in small, DIVERGED in large." in words
 
 
 def test_one_grid_answers_a_question_across_two_settings(tmp_path, capsys, monkeypatch):

@@ -107,8 +107,8 @@ SENTENCES = [
     ),
     (
         {"failed": 4, "how": "non-finite", "compared": 1},
-        "fails to train at 4 of 5 seeds (non-finite), the baseline at 0 of 5 (Barnard's exact test, p = 0.021; a word "
-        "needs p < 0.01)",
+        "fails to train at 4 of 5 seeds (non-finite), the baseline at 0 of 5 (Barnard's exact test, p = 0.021, where a "
+        "word needs p < 0.01)",
         "failures come with their test",
     ),
 ]

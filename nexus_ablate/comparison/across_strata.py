@@ -86,27 +86,26 @@ def _study_left_out(paths: list[Path], study: Study) -> str:
 
 
 def changes(strata: list[Stratum]) -> list[Change]:
-    """Each arm's difference in every stratum, and its change from the first stratum that has one to the last."""
+    """Each arm's result in every stratum, and its change from the first stratum with a difference to the last."""
     if len(strata) < 2:
         return []
     by_arm: dict[str, list[ArmResult | None]] = {}
     for place, stratum in enumerate(strata):
         for row in stratum.rows[1:]:
-            if row.effect is not None:
-                by_arm.setdefault(row.arm, [None] * len(strata))[place] = row
+            by_arm.setdefault(row.arm, [None] * len(strata))[place] = row
     across = []
     for arm, rows in by_arm.items():
-        present = [row for row in rows if row is not None]
-        first, last = present[0], present[-1]
+        measured = [row for row in rows if row is not None and row.effect is not None]
+        first, last = (measured[0].stratum, measured[-1].stratum) if measured else ("", "")
         change, agree, order = None, None, ""
-        if len(present) > 1:
-            change = first.change_to(last)
-            deltas = np.array([row.effect.delta for row in present if row.effect])
+        if len(measured) > 1:
+            change = measured[0].change_to(measured[-1])
+            deltas = np.array([row.effect.delta for row in measured if row.effect])
             agree = len({*(deltas > 0)}) == 1
             steps = np.diff(deltas)
             if (steps > 0).all():
                 order = "rises"
             elif (steps < 0).all():
                 order = "falls"
-        across.append(Change(arm, rows, first.stratum, last.stratum, change, agree, order))
+        across.append(Change(arm, rows, first, last, change, agree, order))
     return across

@@ -186,8 +186,8 @@ def _failures(result: ArmResult) -> str:
     how = f" ({kinds})" if kinds else ""
     return (
         f"fails to train at {len(result.failed)} of {several(result.runs, 'seed')}{how}, the baseline at "
-        f"{result.baseline_failed} of {result.baseline_runs} (Barnard's exact test, p = {_failure_p(result):.2g}; "
-        f"a word needs p < {result.failure_level:.2g})"
+        f"{result.baseline_failed} of {result.baseline_runs} (Barnard's exact test, p = {_failure_p(result):.2g}, "
+        f"where a word needs p < {result.failure_level:.2g})"
     )
 
 

@@ -26,7 +26,7 @@ from nexus_ablate.comparison.results import ArmResult
 from nexus_ablate.comparison.statistics import Array
 from nexus_ablate.comparison.terms import Terms
 from nexus_ablate.comparison.text_sample import TextDifferences, differences_over_text
-from nexus_ablate.comparison.verdict import UNDECIDED
+from nexus_ablate.comparison.verdict import FAILS, UNDECIDED
 
 EXACT = 1e-9
 """Numbers with fewer decimals than this step were rounded."""
@@ -235,6 +235,8 @@ def _judge_at(table: list[ArmRuns], terms: Terms, weight: float = 1.0) -> Judgem
                 losses, base_losses = runs.with_failures, base.with_failures
                 result.effect_with_failures = judge_cell(losses, base_losses, level, terms.is_paired)
         result.verdict = decide(result, terms)
+        if result.word in FAILS:
+            result.effect = None  # it is over the seeds that trained, and they flatter an arm that fails
         if result.effect is not None:
             result.seeds_to_differ = seeds_to_differ(result.effect)
             result.seeds_to_equal = seeds_to_equal(result.effect, margin)

@@ -341,7 +341,7 @@ class Change:
     """An arm's difference in each stratum, and how it changes from one stratum to another.
 
     Attributes:
-        rows: By stratum; None where it has no difference.
+        rows: By stratum; None where it has no result.
         first, last: The strata, in the study's order, from and to which it changes: those that have a difference.
         change: Paired by seed, with its own 95% interval; descriptive.
         agree: Whether all differences have the same sign; None below two.

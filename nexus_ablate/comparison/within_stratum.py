@@ -24,6 +24,7 @@ from nexus_ablate.comparison.pairs import at_equal, log_token_ratio
 from nexus_ablate.comparison.results import ArmResult, Interaction, Secondary, Stratum
 from nexus_ablate.comparison.statistics import Array, Interval, interaction, mean_interval
 from nexus_ablate.comparison.terms import Terms, amendment_lines
+from nexus_ablate.comparison.verdict import FAILS
 from nexus_ablate.console import several
 from nexus_ablate.errors import ConfigError, did_you_mean, unknown
 
@@ -206,7 +207,7 @@ def _describe(rows: list[ArmResult], arms: list[Arm], terms: Terms) -> None:
         row.notes = _notes(row, arm, base, terms)
         if row is base_row:
             continue
-        if not row.unfair_runs:
+        if not row.unfair_runs and row.word not in FAILS:
             _compare_curves(row, arm, base, {*row.failed, *base_row.failed})
         # three times the baseline's spikes, and more than one in a thousand rows
         row.spiky = (row.spike_score or 0.0) > 3 * max(base_row.spike_score or 0.0, 0.001)

@@ -345,7 +345,8 @@ def changes_over_strata(comparison: Comparison) -> TextTable:
     for change in comparison.changes:
         cells = [change.arm]
         for row in change.rows:
-            cells.append(f"{difference_text(row)} {bounds(row)} {row.word}".rstrip() if row else NOTHING)
+            parts = (difference_text(row), bounds(row), row.word) if row else ()
+            cells.append(" ".join(part for part in parts if part not in ("", NOTHING)) or NOTHING)
         endpoint = next(row.endpoint for row in change.rows if row)
         moved = interval_text(change.change, endpoint.signed)
         if change.change is not None and (change.first, change.last) != (names[0], names[-1]):
