@@ -4,17 +4,18 @@ docs/baseline.md from docs/baseline.csv."""
 
 import csv
 import hashlib
-import json
 import math
 import re
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from nexus_ablate.cli.list import catalogue, typed_default, typed_key, typed_option
 from nexus_ablate.comparison.calibration import outcomes, recorded
+from nexus_ablate.comparison.ledger_entry import LedgerEntry
 from nexus_ablate.comparison.statistics import mean_interval
 from nexus_ablate.comparison.verdict import MEANINGS
 from nexus_ablate.config.grammar import show
@@ -40,7 +41,7 @@ def with_words(page: str) -> str:
     return form.sub(lambda match: "\n".join([match[1] + "| word | meaning |", "|---|---|", *rows, match[2]]), page)
 
 
-def with_outcomes(page: str, published: dict[str, Any]) -> str:
+def with_outcomes(page: str, published: dict[str, LedgerEntry]) -> str:
     """README.md with the outcomes of the published claims, and of the panel, between its marks."""
     agreements = panel_page.agreements(outcomes(read_panel(), recorded().runs))
     for mark, text in (("claims", ledger_page.decided(claims(), published)), ("panel", "\n".join(agreements))):
@@ -187,12 +188,12 @@ def first_edition() -> list[dict[str, str]]:
         return [*csv.DictReader(file)]
 
 
-def source_of(entry: dict[str, Any]) -> str:
+def source_of(entry: LedgerEntry) -> str:
     """The hash of what a claim's picture is drawn from."""
-    return hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(msgspec.json.encode(entry)).hexdigest()
 
 
-def draw_claims(published: dict[str, dict[str, Any]]) -> None:
+def draw_claims(published: dict[str, LedgerEntry]) -> None:
     """A picture of each published claim that has intervals, with the hash of its source."""
     for path in (ROOT / "docs/claims").glob("*.png"):
         path.unlink()

@@ -6,10 +6,13 @@ import json
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 import yaml
+from msgspec import structs
 from scipy.stats import ttest_1samp
 from test_claims import NOISE, around
 from written_runs import Writer
@@ -17,6 +20,7 @@ from written_runs import Writer
 from nexus_ablate import errors
 from nexus_ablate.cli import main
 from nexus_ablate.comparison.claim import NOT_SHOWN
+from nexus_ablate.comparison.ledger_entry import LedgerEntry, LedgerStratum
 from nexus_ablate.planning import ledger
 from nexus_ablate.provenance import source_hash, source_hashes
 from nexus_ablate.report import ledger_page
@@ -56,8 +60,8 @@ def published(folder: Path, runs: Path) -> dict:
 
 
 def page_of(entry: dict | None = None) -> str:
-    """The page of what is published, or of one entry."""
-    entries = {entry["study"]: entry} if entry else ledger.entries()
+    """The page of what is published, or of one entry as it is in its file."""
+    entries = {entry["study"]: msgspec.convert(entry, LedgerEntry)} if entry else ledger.entries()
     return ledger_page.page(ledger.claims(), entries, ledger.designs())
 
 
@@ -127,7 +131,7 @@ def test_a_claim_that_was_changed_after_the_first_run_says_so(tmp_path, folder):
 
 def test_a_correction_over_the_ledger_counts_every_test_and_drops_what_it_cannot_hold():
     def entry(outcome, *tests):
-        return {"outcome": outcome, "expectations": [{"p": p, "outcome": word} for p, word in tests]}
+        return SimpleNamespace(outcome=outcome, expectations=[SimpleNamespace(p=p, outcome=word) for p, word in tests])
 
     strong, weak = entry("SUPPORTED", (1e-6, "SUPPORTED")), entry("CONTRADICTED", (0.04, "CONTRADICTED"))
     counted = entry("SUPPORTED", (None, "SUPPORTED"))  # by failures alone
@@ -149,8 +153,8 @@ def test_a_published_claim_has_its_fidelity_and_the_p_of_each_test(tmp_path, fol
         and "| weaker | [`rms" in page
     )
     assert "1 of 1 outcome that tests of differences decided survive" in page
-    again = {**entry, "study": "other"}
-    assert ledger_page.sharing_a_baseline({"b": entry, "a": again}) == [["a", "b"]]
+    (again,) = ledger.entries().values()
+    assert ledger_page.sharing_a_baseline({"b": again, "a": again}) == [["a", "b"]]
 
 
 @pytest.mark.parametrize(
@@ -201,9 +205,10 @@ def test_a_claim_without_its_fidelity_or_about_a_stratum_that_is_none_is_refused
 @pytest.mark.slow
 def test_the_baseline_of_a_tuned_study_is_trained_again_at_its_own_rate(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    entry = ledger.entries()["qk_norm"] | {"study": "aspect", "claim": ledger.claims()["aspect"].claim}
-    table = {"runs": {"baseline": {"0": {"val_loss": 1.5}}}, "rates": {"baseline": 0.006}}
-    monkeypatch.setattr(ledger, "entries", lambda: {"aspect": entry | {"strata": {"": table}}})
+    stratum = LedgerStratum([], {}, {"baseline": {"0": {"val_loss": 1.5}}}, {"baseline": 0.006})
+    changes = {"study": "aspect", "claim": ledger.claims()["aspect"].claim, "strata": {"": stratum}}
+    entry = structs.replace(ledger.entries()["qk_norm"], **changes)
+    monkeypatch.setattr(ledger, "entries", lambda: {"aspect": entry})
     assert main(["claims", "--check", "aspect"]) == 0
     assert "DIFFERS  baseline s0 val_loss" in capsys.readouterr().out
     (config,) = tmp_path.rglob("config.yaml")
@@ -268,14 +273,14 @@ def test_runs_without_a_study_are_named_by_their_folder(tmp_path, folder, capsys
 def test_a_baseline_run_trained_again_is_compared_with_the_published_one_of_its_stratum(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     entries = ledger.entries()
-    runs = entries["qk_norm"]["strata"]["narrow"]["runs"]["baseline"]
+    runs = entries["qk_norm"].strata["narrow"].runs["baseline"]
     assert main(["claims", "--check", "qk_norm"]) == 0
     shown = capsys.readouterr().out
     assert len([line for line in shown.splitlines() if line.startswith(("equal", "DIFFERS"))]) == 2
     (line,) = [line for line in shown.splitlines() if "baseline s0 val_loss" in line]
     value, former = (float(number) for number in re.findall(r"\d+\.\d+", line))
     assert former == runs["0"]["val_loss"]
-    if entries["qk_norm"]["source"] == source_hash():
+    if entries["qk_norm"].source == source_hash():
         assert value == pytest.approx(former, rel=0.03)  # another processor rounds in another way
     differs, cause = (
         any(line.startswith(word) for line in shown.splitlines()) for word in ("DIFFERS", "published with")
@@ -299,7 +304,7 @@ def test_a_claim_is_trained_and_judged_by_one_command(tmp_path, tiny_run, monkey
 
 
 def test_of_a_study_that_has_changed_since_no_run_is_trained_again(capsys):
-    former = [name for name, entry in ledger.entries().items() if not entry.get("settings")]
+    former = [name for name, entry in ledger.entries().items() if not entry.settings]
     assert main(["claims", "--check", former[0]]) == errors.CONFIG
     said = f"this study has changed since it was published\n  got: {former[0]}\n  try: nexus-ablate claims {former[0]}"
     assert said in capsys.readouterr().err
@@ -393,7 +398,7 @@ def test_the_page_and_its_figure_are_made_of_the_entries(tmp_path, folder):
     assert "- WARN learning_rate: one learning rate for all (0.003)" in page, "what a comparison warns of"
     for margin, drawn in ((0.02, ["norm=layer (expected:\u00a0equivalent)"]), (0.0, [])):
         (entry,) = ledger.entries().values()
-        entry["strata"][""]["margins"]["val_loss"] = margin  # 0: the study declares none
+        entry.strata[""].margins["val_loss"] = margin  # 0: the study declares none
         figure = ledger_page.figure(entry)
         assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == drawn if drawn else figure is None
 
@@ -412,9 +417,7 @@ def test_the_page_has_each_study_s_design_and_a_picture_where_a_difference_of_so
     drawn = {name for name, entry in ledger.entries().items() if ledger_page.figure(entry) is not None}
     assert {name for name, text in sections.items() if "![" in text} == drawn
     assert "final_norm" in drawn and "depth" not in drawn, "whether a run trains is no interval"
-    assert "Design: Heads of 16 and one of 128" in page_of(
-        {**ledger.entries()["qk_norm"], "settings": {"": "NOT SHOWN"}}
-    )
+    assert "Design: Heads of 16 and one of 128" in page_of()
 
 
 def test_more_seeds_of_a_tuned_study_are_not_tuned_again(tmp_path, folder):
@@ -429,17 +432,11 @@ def test_the_published_page_is_that_of_the_published_numbers():
     begins, _, former = page.partition("\n## The first edition\n")
     assert begins == page_of(), "python scripts/docs.py"
     said = {row.split(" | ")[0].strip("| `") for row in former.splitlines() if row.startswith("| `")}
-    assert len(said) == 29 and {name for name, entry in ledger.entries().items() if not entry.get("settings")} <= said
+    assert len(said) == 29 and {name for name, entry in ledger.entries().items() if not entry.settings} <= said
 
 
 def test_no_published_outcome_rests_on_a_preliminary_or_exploratory_verdict():
     for name, entry in ledger.entries().items():
-        rows = {
-            (row["arm"], row["endpoint"], label): row
-            for label, table in entry["strata"].items()
-            for row in table["rows"]
-        }
-        for one in entry["expectations"]:
-            verdict = rows[one["arm"], one["endpoint"], one["stratum"]]["verdict"]
-            decided = one["outcome"] != NOT_SHOWN
+        for expected in entry.expectations:
+            verdict, decided = entry.row(expected).verdict, expected.outcome != NOT_SHOWN
             assert not (decided and verdict.startswith(("preliminary", "exploratory"))), name

@@ -6,7 +6,7 @@ import math
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nexus_ablate.cli.backend import split_launcher
 from nexus_ablate.cli.study import RUN_FLAGS
@@ -14,10 +14,9 @@ from nexus_ablate.cli.verb import Flag, Flags, Verb, typed
 from nexus_ablate.errors import OK, PREEMPTED, ConfigError, unknown
 
 if TYPE_CHECKING:
+    from nexus_ablate.comparison.ledger_entry import LedgerEntry
     from nexus_ablate.study.panel import Panel
 
-Entry = dict[str, Any]
-"""A published entry of the ledger; planning/ledger.py has its form."""
 VERB = Verb(
     "claims",
     "claims of the field; NAME trains and judges one",
@@ -67,7 +66,7 @@ def run(words: list[str], flags: Flags) -> int:
     return _train_again(published[name]) if name in published else _check(name, published)
 
 
-def _list(published: dict[str, Entry]) -> int:
+def _list(published: dict[str, LedgerEntry]) -> int:
     from rich.markup import escape
     from rich.table import Table
 
@@ -82,7 +81,7 @@ def _list(published: dict[str, Entry]) -> int:
         claim = definition.claim
         outcome = f"not trained yet\n{definition.cost.removesuffix(' on two CPU cores')}"
         if entry := published.get(name):
-            claim, outcome = entry["claim"], outcome_of(entry)
+            claim, outcome = entry.claim, outcome_of(entry)
             if commit := older_code(entry):
                 outcome += f"\nolder code: commit {commit}"
         table.add_row(name, " ".join(definition.fidelity), escape(outcome), escape(claim))
@@ -164,7 +163,7 @@ def _train(words: list[str], flags: Flags) -> int:
     return status or compared
 
 
-def _train_again(entry: Entry) -> int:
+def _train_again(entry: LedgerEntry) -> int:
     """Train the first run of an entry's baseline with the present code and compare its endpoints."""
     from msgspec import structs
 
@@ -181,17 +180,18 @@ def _train_again(entry: Entry) -> int:
     share_cores_politely()
     from nexus_ablate.training.session import train
 
-    name, made = entry["study"], entry["made"]
-    request = strata_of(read_request([name, f"name=check_{name}", f"train.threads={made['threads']}"]))[0]
+    name, made = entry.study, entry.made
+    request = strata_of(read_request([name, f"name=check_{name}", f"train.threads={made.threads}"]))[0]
     study = request.study
-    table = entry["strata"].get(study.stratum, {"runs": {"baseline": {}}})
-    published = next(iter(table["runs"].values())).get(str(study.seeds[0]))
-    if published is None or study.claim != entry["claim"]:
+    stratum = entry.strata.get(study.stratum)
+    baseline = next(iter(stratum.runs.values())) if stratum else {}
+    published = baseline.get(str(study.seeds[0]))
+    if stratum is None or published is None or study.claim != entry.claim:
         raise ConfigError("this study has changed since it was published", name, f"nexus-ablate claims {name}")
     if study.lr_grid:  # the baseline's own rate is known
-        rate = next(iter(table["rates"].values()))
-        baseline = merged(study.baseline, [f"optim.lr={rate:g}"])
-        study = structs.replace(study, lr_grid=[], tuning_seeds=[], baseline=baseline)
+        rate = next(iter(stratum.rates.values()))
+        overrides = merged(study.baseline, [f"optim.lr={rate:g}"])
+        study = structs.replace(study, lr_grid=[], tuning_seeds=[], baseline=overrides)
     job = Runs(expand(study), request).claims[0]
     train(compose(job.overrides), job.overrides, arm=job.arm)
     (arm,), _ = group(collect([job.path]))
@@ -200,13 +200,13 @@ def _train_again(entry: Entry) -> int:
         word = "equal" if values[endpoint] == former else "DIFFERS"
         print(f"{word}  baseline s{job.seed} {endpoint}: {values[endpoint]!r}, published {former!r}")
     if values != published:
-        print(f"published with torch {made['torch']} on {made['processor']}; others round in other ways")
+        print(f"published with torch {made.torch} on {made.processor}; others round in other ways")
         if commit := older_code(entry):
             print(f"published by other code (commit {commit}), whose defaults may have been others")
     return OK
 
 
-def _check(directory: str, published: dict[str, Entry]) -> int:
+def _check(directory: str, published: dict[str, LedgerEntry]) -> int:
     """Hold the differences of finished runs against the published ones."""
     from nexus_ablate.comparison.across_strata import compare
     from nexus_ablate.planning.ledger import NO_RESULT, other_circumstances, replications
@@ -218,7 +218,7 @@ def _check(directory: str, published: dict[str, Entry]) -> int:
         raise ConfigError("nothing is published of this study", comparison.name or directory, "nexus-ablate claims")
     arms = replications(entry, comparison)
     if all(arm.lacking == NO_RESULT for arm in arms):
-        raise ConfigError("these runs share no arm with the published ones", directory, entry["command"])
+        raise ConfigError("these runs share no arm with the published ones", directory, entry.command)
     for arm in arms:
         name = arm_of(arm.stratum, arm.arm)
         if arm.lacking:
@@ -231,7 +231,7 @@ def _check(directory: str, published: dict[str, Entry]) -> int:
         print(f"a replication with {line}")
     outcome = comparison.claim.outcome if comparison.claim else "no outcome"
     agree = sum(arm.agrees for arm in arms)
-    print(f"replicates {agree} of {len(arms)} differences; outcome {outcome}, published {entry['outcome']}")
+    print(f"replicates {agree} of {len(arms)} differences; outcome {outcome}, published {entry.outcome}")
     return OK
 
 

@@ -1,15 +1,15 @@
 """The claims ledger: the outcome of each claim in this project's own runs, one JSON file per study in conf/claims.
 
 An entry has the outcome, the table of each stratum, the endpoints of each run, and what made them: the commit, hashes
-of the source and of the validation text, versions, machine. It has no logs. `nexus-ablate claims` lists the entries and
-marks those whose source has changed since.
+of the source and of the validation text, versions, machine. It has no logs; comparison/ledger_entry.py has its form.
+`nexus-ablate claims` lists the entries and marks those whose source has changed since.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import numpy as np
 from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.fairness import PASS
+from nexus_ablate.comparison.ledger_entry import LedgerEntry, LedgerRow, LedgerStratum, Made
 from nexus_ablate.comparison.results import ArmResult, Comparison, Stratum
 from nexus_ablate.comparison.statistics import LEVEL, Array, t_quantile, welch
 from nexus_ablate.comparison.verdict import FAILS, NOT_COMPARABLE
@@ -32,39 +33,6 @@ from nexus_ablate.provenance import source_hash
 from nexus_ablate.runs import atomic_write_text, strict_json
 from nexus_ablate.study.definition import Request, shipped_studies, shipped_study, strata_of
 from nexus_ablate.study.schema import Study
-
-
-class LedgerTable(msgspec.Struct):
-    """A stratum of an entry; see `_table`."""
-
-    rows: list[dict[str, str | float | None]]
-    endpoints: list[str]
-    margins: dict[str, float]
-    runs: dict[str, dict[str, dict[str, float | None]]]
-    rates: dict[str, float] = {}
-
-
-class LedgerEntry(msgspec.Struct):
-    """The form of an entry."""
-
-    study: str
-    claim: str
-    stated: str
-    outcome: str
-    regime: str
-    command: str
-    source: str
-    runs: int
-    hours: float
-    made: dict[str, str | int | None]
-    expectations: list[dict[str, str | int | float | None]]
-    requirements: list[str]
-    warnings: list[str]
-    amendments: list[str]
-    strata: dict[str, LedgerTable]
-    settings: dict[str, str] = {}
-    dependences: list[dict[str, str | bool]] = []
-
 
 NO_RESULT = "no result"
 
@@ -111,7 +79,7 @@ def designs() -> dict[str, str]:
     return said
 
 
-def entries() -> dict[str, dict[str, Any]]:
+def entries() -> dict[str, LedgerEntry]:
     """The published entries by study.
 
     Raises:
@@ -120,22 +88,19 @@ def entries() -> dict[str, dict[str, Any]]:
     published = {}
     for path in sorted(folder().glob("*.json")):
         try:
-            entry = strict_loads(path.read_text(encoding="utf-8"))
-            msgspec.convert(entry, LedgerEntry)
+            published[path.stem] = msgspec.convert(strict_loads(path.read_text(encoding="utf-8")), LedgerEntry)
         except UNREADABLE as error:
             problem = f"{path.name} is no entry of the ledger"
             raise ConfigError(problem, str(error), "git checkout conf/claims") from None
-        published[path.stem] = entry
     return published
 
 
-def older_code(entry: dict[str, Any]) -> str:
+def older_code(entry: LedgerEntry) -> str:
     """The commit that trained the entry, if code that computes has changed since; '' if not."""
-    commit = entry["made"].get("commit")
-    return "" if entry["source"] == source_hash() else str(commit or "unknown")[:12]
+    return "" if entry.source == source_hash() else (entry.made.commit or "unknown")[:12]
 
 
-def entry_of(comparison: Comparison) -> dict[str, Any]:
+def entry_of(comparison: Comparison) -> LedgerEntry:
     """What is published of a study.
 
     Raises:
@@ -172,35 +137,35 @@ def entry_of(comparison: Comparison) -> dict[str, Any]:
         unmet = [check for check in stratum.checks if check.status != PASS]
         warnings += [f"{check.status} {where}{check.name}: {check.text}" for check in unmet]
         amendments |= dict.fromkeys(stratum.amendments)
-    made = {
-        "version": env.get("version"),
-        "commit": env.get("git_commit"),
-        "python": env.get("python"),
-        "torch": _torch(env),
-        "threads": summary.get("threads"),
-        "processor": _processor(summary),
-        "when": max(run.begun for run in runs)[:10],
-        "validation_text": summary.get("eval_hash"),
-    }
-    return {
-        "study": name,
-        "claim": definition.claim,
-        "stated": definition.stated,
-        "outcome": claim.outcome,
-        "expectations": [asdict(result) for result in claim.results],
-        "settings": claim.settings,
-        "dependences": [asdict(dependence) for dependence in claim.dependences],
-        "requirements": [requirement.sentence for requirement in claim.requirements],
-        "warnings": warnings,
-        "amendments": list(amendments),
-        "regime": _regime(strata),
-        "command": f"nexus-ablate claims {name}",
-        "runs": len(runs),
-        "hours": math.fsum(map(_seconds, arms)) / 3600,
-        "made": made,
-        "source": source_hash(source),
-        "strata": {stratum.name: _table(stratum) for stratum in strata},
-    }
+    made = Made(
+        version=env.get("version"),
+        commit=env.get("git_commit"),
+        python=env.get("python"),
+        torch=_torch(env),
+        threads=summary.get("threads"),
+        processor=_processor(summary),
+        when=max(run.begun for run in runs)[:10],
+        validation_text=summary.get("eval_hash"),
+    )
+    return LedgerEntry(
+        study=name,
+        claim=definition.claim,
+        stated=definition.stated,
+        outcome=claim.outcome,
+        expectations=claim.results,
+        settings=claim.settings,
+        dependences=claim.dependences,
+        requirements=[requirement.sentence for requirement in claim.requirements],
+        warnings=warnings,
+        amendments=list(amendments),
+        regime=_regime(strata),
+        command=f"nexus-ablate claims {name}",
+        runs=len(runs),
+        hours=math.fsum(map(_seconds, arms)) / 3600,
+        made=made,
+        source=source_hash(source),
+        strata={stratum.name: _published(stratum) for stratum in strata},
+    )
 
 
 def _processor(summary: Mapping[str, Any]) -> str:
@@ -236,18 +201,13 @@ def _regime(strata: list[Stratum]) -> str:
     return " / ".join(dict.fromkeys(lines))
 
 
-def _table(stratum: Stratum) -> dict[str, Any]:
-    """A stratum.
-
-    It has a row for each arm and endpoint, the margins on the scale of differences, each run's endpoints, and the arms'
-    learning rates if they were tuned.
-    """
+def _published(stratum: Stratum) -> LedgerStratum:
     rows, margins = [], {}
     for row in stratum.results:
         margins[row.endpoint.name] = row.endpoint.margin
-        numbers = {"arm": row.arm, "endpoint": row.endpoint.name, "mean": row.mean, "verdict": str(row.verdict or "")}
-        for bound in ("delta", "low", "high"):
-            numbers[bound] = getattr(row.effect, bound, None)
+        numbers = LedgerRow(row.arm, row.endpoint.name, row.mean, str(row.verdict or ""))
+        if row.effect is not None:
+            numbers.delta, numbers.low, numbers.high = row.effect.delta, row.effect.low, row.effect.high
         rows.append(numbers)
     runs, rates = {}, {}
     for row, arm in zip(stratum.rows, stratum.arms, strict=True):
@@ -255,10 +215,8 @@ def _table(stratum: Stratum) -> dict[str, Any]:
         runs[row.arm] = {}
         for seed in row.seeds:
             runs[row.arm][str(seed)] = {endpoint: _finite(arm.value(seed, endpoint)) for endpoint in margins}
-    entry = {"rows": rows, "endpoints": list(margins), "margins": margins, "runs": runs}
-    if any(arm.tuning for arm in stratum.arms):
-        entry["rates"] = rates
-    return entry
+    is_tuned = any(arm.tuning for arm in stratum.arms)
+    return LedgerStratum(rows, margins, runs, rates if is_tuned else {})
 
 
 def _finite(value: float) -> float | None:
@@ -271,39 +229,39 @@ def publish(comparison: Comparison) -> Path:
     Raises:
         ConfigError: As `entry_of`.
     """
-    entry = mask(entry_of(comparison))
-    path = folder() / f"{entry['study']}.json"
-    atomic_write_text(path, strict_json(entry, indent=1) + "\n")
+    entry = entry_of(comparison)
+    path = folder() / f"{entry.study}.json"
+    atomic_write_text(path, strict_json(mask(msgspec.to_builtins(entry)), indent=1) + "\n")
     return path
 
 
-def other_circumstances(entry: dict[str, Any], comparison: Comparison) -> list[str]:
+def other_circumstances(entry: LedgerEntry, comparison: Comparison) -> list[str]:
     """In what other runs of a study differ from the published ones, besides their seeds."""
-    run, made = next(iter(comparison.strata[0].arms[0].runs.values())), entry["made"]
+    run, made = next(iter(comparison.strata[0].arms[0].runs.values())), entry.made
     summary = run.record.summary or {}
     lines = []
-    if (regime := _regime(comparison.strata)) != entry["regime"]:
-        lines.append(f"another setting: {regime}; published: {entry['regime']}")
-    if summary.get("eval_hash") != made["validation_text"]:
+    if (regime := _regime(comparison.strata)) != entry.regime:
+        lines.append(f"another setting: {regime}; published: {entry.regime}")
+    if summary.get("eval_hash") != made.validation_text:
         lines.append("another validation text")
-    if entry["source"] != source_hash(run.code):
-        lines.append(f"other code: commit {run.env.get('git_commit')}; published: {made.get('commit')}")
-    if (torch := _torch(run.env)) != made["torch"]:
-        lines.append(f"another torch: {torch}; published: {made['torch']}")
-    if (processor := _processor(summary)) != made["processor"]:
-        lines.append(f"another processor: {processor}; published: {made['processor']}")
+    if entry.source != source_hash(run.code):
+        lines.append(f"other code: commit {run.env.get('git_commit')}; published: {made.commit}")
+    if (torch := _torch(run.env)) != made.torch:
+        lines.append(f"another torch: {torch}; published: {made.torch}")
+    if (processor := _processor(summary)) != made.processor:
+        lines.append(f"another processor: {processor}; published: {made.processor}")
     return lines
 
 
-def replications(entry: dict[str, Any], comparison: Comparison) -> list[Replication]:
+def replications(entry: LedgerEntry, comparison: Comparison) -> list[Replication]:
     """The published differences to the baseline beside those of other runs, arm by arm and stratum by stratum."""
     compared, strata = [], {stratum.name: stratum for stratum in comparison.strata}
-    for name, published in entry["strata"].items():
-        endpoint = Endpoint(published["endpoints"][0])
+    for name, published in entry.strata.items():
+        endpoint = Endpoint(next(iter(published.margins)))
         former = {}
-        for arm, runs in published["runs"].items():
+        for arm, runs in published.runs.items():
             former[arm] = {seed: numbers[endpoint.name] for seed, numbers in runs.items()}
-        verdicts = {row["arm"]: row["verdict"] for row in published["rows"] if row["endpoint"] == endpoint.name}
+        verdicts = {row.arm: row.verdict for row in published.rows if row.endpoint == endpoint.name}
         rows, now = {}, {}
         if stratum := strata.get(name):
             rows = {row.arm: row for row in stratum.rows}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nexus_ablate.comparison.claim import (
     BETTER_THAN_EXPECTED,
@@ -18,7 +18,8 @@ from nexus_ablate.comparison.claim import (
 )
 from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.learning_rates import RATES
-from nexus_ablate.comparison.results import in_settings
+from nexus_ablate.comparison.ledger_entry import LedgerEntry
+from nexus_ablate.comparison.results import Finding, in_settings
 from nexus_ablate.comparison.statistics import LEVEL
 from nexus_ablate.comparison.terms import amends_claim
 from nexus_ablate.comparison.verdict import NOT_COMPARABLE
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
 
     from nexus_ablate.report.charts import Bar
     from nexus_ablate.study.schema import Study
-
-Entry = dict[str, Any]
-"""What is published of a study: a file of conf/claims."""
 
 NOT_TRAINED = "not trained yet"
 TONES = {SUPPORTED: "good", CONTRADICTED: "bad", OPPOSITE: "warn", BETTER_THAN_EXPECTED: "warn", NOT_SHOWN: "muted"}
@@ -65,7 +63,7 @@ NAME` lists what else each arm changes. The words are those of [studies](studies
 
 def page(
     claims: Mapping[str, Study],
-    entries: Mapping[str, Entry],
+    entries: Mapping[str, LedgerEntry],
     designs: Mapping[str, str],
     former: Sequence[Mapping[str, str]] = (),
 ) -> str:
@@ -85,7 +83,7 @@ def page(
         if entry is None:
             lines.append(f"| {study.claim} | {NOT_TRAINED} ({study.cost}) | {fidelity} | `{name}` |")
         else:
-            lines.append(f"| {entry['claim']} | **{outcome_of(entry)}** | {fidelity} | [`{name}`](#{name}) |")
+            lines.append(f"| {entry.claim} | **{outcome_of(entry)}** | {fidelity} | [`{name}`](#{name}) |")
             sections += ["", *_section(study, entry, designs.get(name, ""))]
     lines += ["", *_over_the_ledger(entries), *sections]
     if former:
@@ -93,7 +91,7 @@ def page(
     return "\n".join(lines) + "\n"
 
 
-def _first_edition(former: Sequence[Mapping[str, str]], entries: Mapping[str, Entry]) -> list[str]:
+def _first_edition(former: Sequence[Mapping[str, str]], entries: Mapping[str, LedgerEntry]) -> list[str]:
     """What became of each claim of the first edition."""
     lines = [
         "## The first edition",
@@ -107,13 +105,13 @@ def _first_edition(former: Sequence[Mapping[str, str]], entries: Mapping[str, En
         "|---|---|---|---|---|",
     ]
     for row in former:
-        entry = entries.get(row["study"], {})
-        now = outcome_of(entry).lower() if entry.get("settings") else "–"
+        entry = entries.get(row["study"])
+        now = outcome_of(entry).lower() if entry and entry.settings else "–"
         lines.append(f"| `{row['study']}` | {row['claim']} | {row['outcome'].lower()} | {now} | {row['cause']} |")
     return lines
 
 
-def _over_the_ledger(entries: Mapping[str, Entry]) -> list[str]:
+def _over_the_ledger(entries: Mapping[str, LedgerEntry]) -> list[str]:
     """What a correction over all entries leaves, and which of them share runs."""
     decided, left = survivors(entries)
     lines = []
@@ -129,7 +127,7 @@ def _over_the_ledger(entries: Mapping[str, Entry]) -> list[str]:
     return lines
 
 
-def survivors(entries: Mapping[str, Entry]) -> tuple[list[str], list[str]]:
+def survivors(entries: Mapping[str, LedgerEntry]) -> tuple[list[str], list[str]]:
     """The studies whose outcome was decided by tests, and those of them that survive a correction over all tests.
 
     Holm's procedure holds the chance of one false word in the whole ledger at 5%. A study survives if each test that
@@ -137,24 +135,24 @@ def survivors(entries: Mapping[str, Entry]) -> tuple[list[str], list[str]]:
     """
     tests = []
     for name, entry in entries.items():
-        for expected in entry["expectations"]:
-            if expected.get("p") is not None:
-                tests.append((expected["p"], name, expected["outcome"] == entry["outcome"]))
+        for expected in entry.expectations:
+            if expected.p is not None:
+                tests.append((expected.p, name, expected.outcome == entry.outcome))
     stands, survives = {}, True
     for rank, (p, name, decides) in enumerate(sorted(tests)):
         survives = survives and p <= LEVEL / (len(tests) - rank)
-        if decides and entries[name]["outcome"] in DECIDED:
+        if decides and entries[name].outcome in DECIDED:
             stands[name] = survives
     decided = [name for name in entries if name in stands]
     return decided, [name for name in decided if stands[name]]
 
 
-def sharing_a_baseline(entries: Mapping[str, Entry]) -> list[list[str]]:
+def sharing_a_baseline(entries: Mapping[str, LedgerEntry]) -> list[list[str]]:
     """Groups of studies that have runs of one baseline in common, so that their errors go together."""
     users: dict[float | None, set[str]] = defaultdict(set)
     for name, entry in entries.items():
-        for table in entry["strata"].values():
-            baseline = next(iter(table["runs"].values()))
+        for stratum in entry.strata.values():
+            baseline = next(iter(stratum.runs.values()))
             for values in baseline.values():
                 users[values.get("val_loss")].add(name)
     users.pop(None, None)
@@ -162,9 +160,9 @@ def sharing_a_baseline(entries: Mapping[str, Entry]) -> list[list[str]]:
     return sorted(sorted(group) for group in groups if not any(group < other for other in groups))
 
 
-def decided(claims: Mapping[str, Study], entries: Mapping[str, Entry]) -> str:
+def decided(claims: Mapping[str, Study], entries: Mapping[str, LedgerEntry]) -> str:
     """For the README: how many claims have each outcome, and a row for each of the headlines."""
-    outcomes = Counter(entry["outcome"] for entry in entries.values())
+    outcomes = Counter(entry.outcome for entry in entries.values())
     order = (*DECIDED, NOT_SHOWN, NOT_TESTABLE)
     counts = [f"{outcomes[outcome]} {outcome.lower()}" for outcome in order if outcomes[outcome]]
     if len(claims) > len(entries):
@@ -181,40 +179,40 @@ def decided(claims: Mapping[str, Study], entries: Mapping[str, Entry]) -> str:
         if name in entries:
             entry = entries[name]
             outcome = f"[{outcome_of(entry)}](docs/claims.md#{name})"
-            lines.append(f"| {entry['stated']} | {entry['claim']} | {outcome}{_in_numbers(entry)} |")
+            lines.append(f"| {entry.stated} | {entry.claim} | {outcome}{_in_numbers(entry)} |")
     return "\n".join(lines)
 
 
-def _in_numbers(entry: Entry) -> str:
+def _in_numbers(entry: LedgerEntry) -> str:
     """The first difference in a setting that has the outcome of the entry: ` (femto: all -0.0322 in val_loss)`."""
-    outcome, settings = entry["outcome"], entry.get("settings", {})
+    outcome = entry.outcome
     if outcome in DECIDED:
-        for expected in entry["expectations"]:
-            if expected["outcome"] == settings.get(expected["stratum"]) == outcome:
-                return f" ({_place(expected)} {expected['sentence'].partition(' (')[0]})"
+        for expected in entry.expectations:
+            if expected.outcome == entry.settings.get(expected.stratum) == outcome:
+                return f" ({_place(expected)} {expected.sentence.partition(' (')[0]})"
     return ""
 
 
-def outcome_of(entry: Entry) -> str:
+def outcome_of(entry: LedgerEntry) -> str:
     """The outcome as lists show it: `SUPPORTED IN 3 OF 4 SETTINGS, not shown in 1`, and what must be known with it."""
-    depends_on = dict.fromkeys(each["on"] for each in entry.get("dependences", []) if each["is_shown"])
-    text = in_settings(entry["outcome"], entry.get("settings", {}), [*depends_on])
-    if amends_claim(entry["amendments"]):
+    depends_on = dict.fromkeys(each.on for each in entry.dependences if each.is_shown)
+    text = in_settings(entry.outcome, entry.settings, [*depends_on])
+    if amends_claim(entry.amendments):
         text += ", amended"
-    return text if entry.get("settings") else f"{text} {FIRST_EDITION}"
+    return text if entry.settings else f"{text} {FIRST_EDITION}"
 
 
-def _place(expected: dict[str, Any]) -> str:
+def _place(expected: Finding) -> str:
     """The arm of an expectation, after its stratum if it has one."""
-    return arm_of(expected["stratum"], expected["arm"])
+    return arm_of(expected.stratum, expected.arm)
 
 
-def _section(study: Study, entry: Entry, design: str) -> list[str]:
+def _section(study: Study, entry: LedgerEntry, design: str) -> list[str]:
     """What is published of one claim."""
-    made, name = entry["made"], entry["study"]
-    lines = [f"## {name}", "", f"Stated as: {entry['stated']}", ""]
-    lines += [f"Tested as: {entry['claim']}. **{outcome_of(entry)}**", ""]
-    if entry.get("settings"):
+    made, name = entry.made, entry.study
+    lines = [f"## {name}", "", f"Stated as: {entry.stated}", ""]
+    lines += [f"Tested as: {entry.claim}. **{outcome_of(entry)}**", ""]
+    if entry.settings:
         for word, reason in study.fidelity.items():
             lines += [f"Fidelity: {word}, {reason}.", ""]
         if design:
@@ -223,27 +221,26 @@ def _section(study: Study, entry: Entry, design: str) -> list[str]:
         lines += [f"To be trained again as: {study.claim}. {study.cost[0].upper()}{study.cost[1:]}.", ""]
     if _bars(entry):
         lines += [f"![Differences to the baseline]({picture_of(name)})", ""]
-    lines += [f"- {requirement}" for requirement in entry["requirements"]]
-    for expected in entry["expectations"]:
-        lines.append(f"- {expected['outcome']}: {_place(expected)} {expected['sentence']}")
-    lines += [f"- {dependence['sentence']}" for dependence in entry.get("dependences", [])]
+    lines += [f"- {requirement}" for requirement in entry.requirements]
+    for expected in entry.expectations:
+        lines.append(f"- {expected.outcome}: {_place(expected)} {expected.sentence}")
+    lines += [f"- {dependence.sentence}" for dependence in entry.dependences]
     lines += _lacking(entry)
-    for stratum, table in entry["strata"].items():
-        rates = ", ".join(f"{arm} {rate:g}" for arm, rate in table.get("rates", {}).items())
-        where = f" in {stratum}" if stratum else ""
+    for name_of_stratum, stratum in entry.strata.items():
+        rates = ", ".join(f"{arm} {rate:g}" for arm, rate in stratum.rates.items())
+        where = f" in {name_of_stratum}" if name_of_stratum else ""
         if rates:
             lines.append(f"- best learning rates{where}: {rates}")
-    lines += [f"- amended {amendment}" for amendment in entry["amendments"]]
-    lines += [f"- {warning}" for warning in entry["warnings"]]
-    cost = f"{several(_seeds(entry), 'seed')}, {entry['runs']} runs, {entry['hours']:.1f} core hours"
+    lines += [f"- amended {amendment}" for amendment in entry.amendments]
+    lines += [f"- {warning}" for warning in entry.warnings]
+    cost = f"{several(entry.seeds, 'seed')}, {entry.runs} runs, {entry.hours:.1f} core hours"
     lines += [
         f"- baseline and arms: [conf/studies/{name}.yaml](../conf/studies/{name}.yaml)",
-        f"- regime: {entry['regime']}",
-        f"- {cost}: `{entry['command']}`",
-        f"- trained {made['when']} by version {made['version']}, commit {str(made['commit'])[:7]}, "
-        f"torch {made['torch']}",
+        f"- regime: {entry.regime}",
+        f"- {cost}: `{entry.command}`",
+        f"- trained {made.when} by version {made.version}, commit {str(made.commit)[:7]}, torch {made.torch}",
     ]
-    endpoints = dict.fromkeys(name for table in entry["strata"].values() for name in table["endpoints"])
+    endpoints = dict.fromkeys(endpoint for stratum in entry.strata.values() for endpoint in stratum.margins)
     endpoints.pop("val_loss", None)
     lines += [f"- `{endpoint}`: {Endpoint(endpoint).measure.definition}" for endpoint in endpoints]
     return lines
@@ -254,53 +251,40 @@ def picture_of(study: str) -> str:
     return f"claims/{study}.png"
 
 
-def _lacking(entry: Entry) -> list[str]:
+def _lacking(entry: LedgerEntry) -> list[str]:
     """What it would take to decide the expectations that are not shown."""
-    if entry["outcome"] != NOT_SHOWN:
+    if entry.outcome != NOT_SHOWN:
         return []
     lines, needed = [], 0
-    for expected in entry["expectations"]:
-        if expected["outcome"] != NOT_SHOWN:
+    for expected in entry.expectations:
+        if expected.outcome != NOT_SHOWN:
             continue
-        needed = max(needed, expected["seeds"] or 0)
-        row = _row(entry, expected)
-        if row.get("verdict") == NOT_COMPARABLE:
+        needed = max(needed, expected.seeds or 0)
+        row = entry.row(expected)
+        if row.verdict == NOT_COMPARABLE:
             why = "more seeds would not decide this, but a fair design might"
-        elif row.get("delta") is None or expected["expected"] in OF_TRAINING:
+        elif row.delta is None or expected.expected in OF_TRAINING:
             why = "how many seeds would decide this cannot be estimated"
-        elif expected["seeds"] is None:
+        elif expected.seeds is None:
             why = "to decide this, more than 1000 seeds, or a design with larger differences"
         else:
             continue
         lines.append(f"- {why}: {_place(expected)}")
     if needed:
         of_a_seed = 0
-        for table in entry["strata"].values():
-            of_a_seed += len(table["runs"]) * (RATES if table.get("rates") else 1)
-        more = (needed - _seeds(entry)) * of_a_seed  # tuning is done
-        hours = entry["hours"] * (1 + more / entry["runs"])
+        for stratum in entry.strata.values():
+            of_a_seed += len(stratum.runs) * (RATES if stratum.rates else 1)
+        more = (needed - entry.seeds) * of_a_seed  # tuning is done
+        hours = entry.hours * (1 + more / entry.runs)
         rest = "the rest" if lines else "it"
         lines.append(f"- to decide {rest} at differences of this size: about {needed} seeds, {hours:.1f} core hours")
     return lines
 
 
-def _seeds(entry: Entry) -> int:
-    return max(len(runs) for table in entry["strata"].values() for runs in table["runs"].values())
-
-
-def _row(entry: Entry, expected: dict[str, Any]) -> dict[str, Any]:
-    """The numbers of an expectation's arm and endpoint; {} if the arm has none."""
-    table = entry["strata"].get(expected["stratum"], {"rows": []})
-    for row in table["rows"]:
-        if (row["arm"], row["endpoint"]) == (expected["arm"], expected["endpoint"]):
-            return row
-    return {}
-
-
 # ---------------------------------------------------------------------------------------------------------- figure
 
 
-def figure(entry: Entry) -> Figure | None:
+def figure(entry: LedgerEntry) -> Figure | None:
     """The difference of each expectation with its interval in margins, and its outcome; None without any."""
     from nexus_ablate.report.charts import draw_intervals, picture
 
@@ -308,36 +292,36 @@ def figure(entry: Entry) -> Figure | None:
     if not bars:
         return None
     margins = set()
-    for expected in entry["expectations"]:
-        margins.add(Endpoint(expected["endpoint"]).within(_margin(entry, expected)))
+    for expected in entry.expectations:
+        margins.add(Endpoint(expected.endpoint).within(_margin(entry, expected)))
     axis = "difference, in margins"
     if len(margins) == 1:
         axis += f" of {margins.pop().removeprefix('±')}"
     further_lines = sum(bar.label.count("\n") for bar in bars)
-    with picture(f"differences of {entry['study']}", 60 + 24 * len(bars) + 16 * further_lines, 640) as (figure, axes):
+    with picture(f"differences of {entry.study}", 60 + 24 * len(bars) + 16 * further_lines, 640) as (figure, axes):
         draw_intervals(axes, bars, axis, band=1.0)
     return figure
 
 
-def _bars(entry: Entry) -> list[Bar]:
+def _bars(entry: LedgerEntry) -> list[Bar]:
     """An interval for each expectation that has one and a margin."""
     from nexus_ablate.report.charts import Bar
 
     bars = []
-    for expected in entry["expectations"]:
-        row = _row(entry, expected)
-        if row.get("delta") is None or expected["expected"] in OF_TRAINING:
+    for expected in entry.expectations:
+        row = entry.row(expected)
+        if row.delta is None or row.low is None or row.high is None or expected.expected in OF_TRAINING:
             continue
         if margin := _margin(entry, expected):
-            ends = (row["low"] / margin, row["delta"] / margin, row["high"] / margin)
-            endpoint = "/".join(expected["endpoint"].replace("val_loss", "").split("/")[-2:])
-            words = [_place(expected).replace(",", ", "), endpoint, f"(expected:\u00a0{expected['expected']})"]
+            ends = (row.low / margin, row.delta / margin, row.high / margin)
+            endpoint = "/".join(expected.endpoint.replace("val_loss", "").split("/")[-2:])
+            words = [_place(expected).replace(",", ", "), endpoint, f"(expected:\u00a0{expected.expected})"]
             label = fill(" ".join(filter(None, words)), LABEL_LETTERS)
-            tone = TONES[expected["outcome"]]
-            bars.append(Bar(label, ends, expected["outcome"].lower(), tone, tone))
+            tone = TONES[expected.outcome]
+            bars.append(Bar(label, ends, expected.outcome.lower(), tone, tone))
     return bars
 
 
-def _margin(entry: Entry, expected: dict[str, Any]) -> float:
+def _margin(entry: LedgerEntry, expected: Finding) -> float:
     """The smallest difference that matters, on the scale of differences; 0 if none is declared."""
-    return entry["strata"][expected["stratum"]]["margins"][expected["endpoint"]]
+    return entry.strata[expected.stratum].margins[expected.endpoint]
