@@ -83,19 +83,22 @@ LOSS = "loss, nats per token"
 
 
 @contextmanager
-def picture(title: str, height: float = HEIGHT, width: float = WIDTH) -> Iterator[tuple[Figure, Any]]:
-    """A figure with the axes of one plot, in the style of all pictures.
+def picture(
+    title: str, height: float = HEIGHT, width: float = WIDTH, panels: Sequence[float] = (1,)
+) -> Iterator[tuple[Figure, Any]]:
+    """A figure with the axes of one plot, or an array of those of several, in the style of all pictures.
 
     Args:
         title: For screen readers.
         height, width: Points.
+        panels: The relative height of each plot, from the top.
     """
     import matplotlib
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": title}):
         figure = Figure(figsize=(width / 72, height / 72), layout="constrained", label=title)
-        yield figure, figure.subplots()
+        yield figure, figure.subplots(len(panels), height_ratios=panels)
 
 
 def svg(figure: Figure) -> str:
@@ -130,13 +133,17 @@ def colour(index: int) -> str:
 # ------------------------------------------------------------------------------------------------------- intervals
 
 
+NOT_DRAWN = (math.nan, math.nan, math.nan)
+
+
 @dataclass(frozen=True)
 class Bar:
     """A difference with its interval in a picture of such.
 
     Attributes:
         label: To the left of the plot.
-        ends: The lower end of the interval, the mean and the upper end; the mean alone of one pair.
+        ends: The lower end of the interval, the mean and the upper end; of one pair the mean alone, three times;
+            NOT_DRAWN where there is no difference, and the note says why.
         note: To the right of the plot, such as the verdict.
         tone: Of the note, a name of `PALETTE`.
         shade: Of the interval, a name of `PALETTE`.

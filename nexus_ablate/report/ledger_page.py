@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from textwrap import fill
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from nexus_ablate.comparison.claim import (
     BETTER_THAN_EXPECTED,
     CONTRADICTED,
@@ -219,7 +221,7 @@ def _section(study: Study, entry: LedgerEntry, design: str) -> list[str]:
             lines += [f"Design: {design}", ""]
     else:
         lines += [f"To be trained again as: {study.claim}. {study.cost[0].upper()}{study.cost[1:]}.", ""]
-    if _bars(entry):
+    if _panels(entry):
         lines += [f"![Differences to the baseline]({picture_of(name)})", ""]
     lines += [f"- {requirement}" for requirement in entry.requirements]
     for expected in entry.expectations:
@@ -285,43 +287,37 @@ def _lacking(entry: LedgerEntry) -> list[str]:
 
 
 def figure(entry: LedgerEntry) -> Figure | None:
-    """The difference of each expectation with its interval in margins, and its outcome; None without any."""
+    """A panel per endpoint: each expected difference with its interval and outcome; None where none is expected."""
     from nexus_ablate.report.charts import draw_intervals, picture
 
-    bars = _bars(entry)
-    if not bars:
+    panels = _panels(entry)
+    if not panels:
         return None
-    margins = set()
-    for expected in entry.expectations:
-        margins.add(Endpoint(expected.endpoint).within(_margin(entry, expected)))
-    axis = "difference, in margins"
-    if len(margins) == 1:
-        axis += f" of {margins.pop().removeprefix('±')}"
-    further_lines = sum(bar.label.count("\n") for bar in bars)
-    with picture(f"differences of {entry.study}", 60 + 24 * len(bars) + 16 * further_lines, 640) as (figure, axes):
-        draw_intervals(axes, bars, axis, band=1.0)
+    heights = []
+    for bars in panels.values():
+        lines = sum(1 + bar.label.count("\n") for bar in bars)
+        heights.append(80 + 8 * len(bars) + 16 * lines)
+    with picture(f"differences of {entry.study}", sum(heights), 640, heights) as (figure, all_axes):
+        for axes, ((name, margin), bars) in zip(np.ravel(all_axes), panels.items(), strict=True):
+            endpoint = Endpoint(name)
+            axes.set_title(name, loc="left", fontsize=13)
+            draw_intervals(axes, bars, endpoint.axis(), margin, endpoint)
     return figure
 
 
-def _bars(entry: LedgerEntry) -> list[Bar]:
-    """An interval for each expectation that has one and a margin."""
-    from nexus_ablate.report.charts import Bar
+def _panels(entry: LedgerEntry) -> dict[tuple[str, float], list[Bar]]:
+    """The expected differences, by endpoint and margin. One that has no interval is a row with the reason."""
+    from nexus_ablate.report.charts import NOT_DRAWN, Bar
 
-    bars = []
+    panels = defaultdict(list)
     for expected in entry.expectations:
-        row = entry.row(expected)
-        if row.delta is None or row.low is None or row.high is None or expected.expected in OF_TRAINING:
+        if expected.expected in OF_TRAINING:
             continue
-        if margin := _margin(entry, expected):
-            ends = (row.low / margin, row.delta / margin, row.high / margin)
-            endpoint = "/".join(expected.endpoint.replace("val_loss", "").split("/")[-2:])
-            words = [_place(expected).replace(",", ", "), endpoint, f"(expected:\u00a0{expected.expected})"]
-            label = fill(" ".join(filter(None, words)), LABEL_LETTERS)
-            tone = TONES[expected.outcome]
-            bars.append(Bar(label, ends, expected.outcome.lower(), tone, tone))
-    return bars
-
-
-def _margin(entry: LedgerEntry, expected: Finding) -> float:
-    """The smallest difference that matters, on the scale of differences; 0 if none is declared."""
-    return entry.strata[expected.stratum].margins[expected.endpoint]
+        row, tone = entry.row(expected), TONES[expected.outcome]
+        label = fill(f"{_place(expected).replace(',', ', ')} (expected:\u00a0{expected.expected})", LABEL_LETTERS)
+        ends, note = NOT_DRAWN, row.verdict or expected.outcome
+        if row.delta is not None and row.low is not None and row.high is not None:
+            ends, note = (row.low, row.delta, row.high), expected.outcome
+        margin = entry.strata[expected.stratum].margins[expected.endpoint]
+        panels[expected.endpoint, margin].append(Bar(label, ends, note.lower(), tone, tone))
+    return panels
