@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import pytest
 import yaml
 from written_runs import without_checksum
 
+from nexus_ablate import errors
 from nexus_ablate.cli import main
 from nexus_ablate.planning.cores_and_gpus import Places, places_for
 from nexus_ablate.planning.preview import _total
@@ -54,6 +56,17 @@ def test_an_amendment_to_an_evaluation_runs_it_and_one_to_a_probe_that_was_off_i
     before = record(tmp_path, "mine")
     assert main(["study", "mine", "endpoints=attn/sink_rate", "--amend", *how]) == 2
     assert "name=mine_2, which trains them anew" in said(capsys) and record(tmp_path, "mine") == before
+
+
+def test_a_second_command_has_the_exit_status_of_the_failed_run(tiny_run, forked_workers, tmp_path):
+    how = launched(tiny_run, "vary.norm=layer", "seeds=0")
+    (path,) = find_runs([tmp_path / "runs/mine/norm=layer"])
+    status = read_run(path).status
+    (path / "status.json").write_text(json.dumps(status | {"state": "preempted", "files": {}}))
+    for weights in path.glob("checkpoints/*/model.safetensors"):
+        weights.unlink()
+    assert main(["study", "mine", *how]) == errors.CHECKPOINT
+    assert main(["study", "mine", *how]) == errors.CHECKPOINT, "nothing is run again"
 
 
 def test_under_another_name_an_arm_is_matched_to_the_new_baseline_and_has_no_history(tiny_run, instant, tmp_path):
