@@ -269,6 +269,14 @@ def test_plan_shows_the_least_and_the_most(study, instant, capsys):
     assert "2 for every arm, then up to 5 for those that are undecided" in text
 
 
+def test_plan_counts_the_rates_that_all_looks_can_call_for(study, capsys):
+    arguments = [text for text in study("vary.norm=layer", *GRID) if text not in ("--workers", "1")]
+    assert main(["plan", *arguments[1:]]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "20 to 38 runs: 2 arms x seeds 0,1 x 3 rates" in text
+    assert "up to 40 more by the last look" in text, "two on each side of three, for two arms at five seeds"
+
+
 def test_status_never_waits_for_seeds_that_nobody_asked_for(study, instant, tmp_path, capsys):
     def status():
         assert main(["status", str(tmp_path / "runs/mine")]) == 0
