@@ -29,7 +29,7 @@ from nexus_ablate.study.arm_overrides import YAML, is_override, key_of, merged, 
 from nexus_ablate.study.decoding import decode, decode_file, in_yaml, listed_endpoints, read_study
 from nexus_ablate.study.panel import STUDY as PANEL
 from nexus_ablate.study.panel import read_panel
-from nexus_ablate.study.schema import WRITTEN_BY_A_LAUNCH, Study
+from nexus_ablate.study.schema import CLAIM_SEEDS, WRITTEN_BY_A_LAUNCH, Study
 
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]*")
 _LISTS = ("seeds", "tuning_seeds", "lr_grid", "endpoints")
@@ -206,7 +206,23 @@ def _study(
         values = {key: value for key, value in values.items() if key not in WRITTEN_BY_A_LAUNCH}
     values = _with_typed(values, typed)
     keys = typed.keys() - {"strata"}  # typed as strata.KEY=A,B
-    return decode(values, keys) if launched else decode_file(values, keys)
+    study = decode(values, keys) if launched else decode_file(values, keys)
+    if not launched or "seeds" in typed:  # a study that an earlier version launched goes on as it is
+        _check_looks(study)
+    return study
+
+
+def _check_looks(study: Study) -> None:
+    """Check that each look can decide an arm.
+
+    Raises:
+        ConfigError: One has too few seeds for any verdict.
+    """
+    if study.looks and study.looks[0] < CLAIM_SEEDS:
+        problem = f"a look at fewer than {CLAIM_SEEDS} seeds decides no arm, and spends a part of the 5%"
+        looks = [look + CLAIM_SEEDS - study.looks[0] for look in study.looks]
+        got, fix = (f"seeds.looks={','.join(map(str, counts))}" for counts in (study.looks, looks))
+        raise ConfigError(problem, got, fix)
 
 
 def _with_typed(values: dict[str, Any], typed: dict[str, Any]) -> dict[str, Any]:
