@@ -79,6 +79,26 @@ def test_under_another_name_an_arm_is_matched_to_the_new_baseline_and_has_no_his
     assert record(tmp_path, "mine")["added"] and not {"added", "amendments"} & record(tmp_path, "mine_2").keys()
 
 
+def test_status_counts_what_an_amended_study_wants_and_names_the_runs_that_it_replaced(
+    tiny_run, forked_workers, tmp_path, capsys
+):
+    def status() -> str:
+        capsys.readouterr()
+        assert main(["status", str(tmp_path / "runs/mine")]) == 0
+        return capsys.readouterr().out.splitlines()[-1]
+
+    how = launched(tiny_run, "vary.norm=layer", "seeds=0")
+    former = find_runs([tmp_path / "runs/mine"])
+    assert status() == "2 finished"
+    assert main(["study", "mine", "train.steps=10", "--amend", *how]) == 0
+    assert status() == "2 finished, 2 replaced"
+    shutil.rmtree(next(run for run in find_runs([tmp_path / "runs/mine/norm=layer"]) if run not in former))
+    assert status() == "1 finished, 1 waiting, 2 replaced"
+    path = tmp_path / "runs/mine/study.yaml"
+    path.write_text(without_checksum(path.read_text()).replace("source: ", "source: f"))
+    assert status() == "2 waiting, 3 replaced", "by other code"
+
+
 def test_an_amended_kind_of_match_is_solved_anew(tiny_run, instant, tmp_path):
     how = launched(tiny_run, "vary.gate=elementwise", "match=params", "seeds=0")
     assert main(["study", "mine", "match=flops", "--amend", *how]) == 0
