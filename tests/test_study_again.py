@@ -130,6 +130,25 @@ def test_the_suggested_name_of_changed_strata_is_that_of_the_whole_study(
     assert "each stratum is a study of its own" in said(capsys)
 
 
+def test_strata_that_were_typed_are_resumed_together_by_the_study_s_name(tiny_run, instant, tmp_path, capsys):
+    words = [text for text in tiny_run() if not text.startswith("model.n_layers")]
+    instant.stop_after = 3
+    typed = ["vary.norm=layer", "strata.model.n_layers=2,1", "seeds=0"]
+    assert main(["study", "mine", *typed, "--workers", "1", *words]) == errors.PREEMPTED
+    instant.stop_after = 9
+    how = [f"runs_dir={tmp_path / 'runs'}", "train.device=cpu"]
+    assert main(["plan", "mine", *how]) == 0
+    assert "2 strata: 4 runs" in capsys.readouterr().out
+    assert main(["study", "mine", "--workers", "1", *how]) == 0
+    strata = {run.parents[1].name for run in find_runs([tmp_path / "runs"])}
+    assert strata == {"mine@n_layers-2", "mine@n_layers-1"} and len(instant.trained) == 4
+    for changed in ("norm=none", "name=mine_2", "strata.model.n_layers=1,3"):
+        assert main(["study", "mine", changed, *how]) == errors.CONFIG
+        assert "each stratum is a study of its own" in said(capsys), "which of them it is about, nobody can tell"
+    shutil.rmtree(tmp_path / "runs/mine@n_layers-1")
+    assert main(["study", "mine", *how]) == errors.CONFIG
+
+
 def test_no_other_arm_is_trained_while_a_run_of_the_required_baseline_has_failed(tiny_run, instant, tmp_path, capsys):
     (tmp_path / "mine.yaml").write_text(
         "question: q?\nclaim: c\nseeds: [0, 1]\narms: [norm=layer]\nrequires: {val_loss: '<= 9'}\n"
