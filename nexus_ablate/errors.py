@@ -81,6 +81,11 @@ class Preempted(UserError):
     status = PREEMPTED
 
 
+def status_of(error: BaseException) -> int:
+    """The exit status of a command that an error ends."""
+    return error.status if isinstance(error, UserError) else BUG
+
+
 def printable(text: str, limit: int = 400) -> str:
     """`text` on one line, secrets masked, control characters escaped, cut at `limit` characters."""
     shown = escaped(mask(text))

@@ -116,8 +116,10 @@ def instant(monkeypatch):
 
     from nexus_ablate.comparison import across_strata, within_stratum  # noqa: F401  or it would keep the replacement
     from nexus_ablate.execution.local_pool import LocalPool
+    from nexus_ablate.study import definition
 
     made = Instant()
+    monkeypatch.setattr(definition, "CLAIM_SEEDS", 2)  # its verdicts need no number of seeds
     monkeypatch.setattr(LocalPool, "run", lambda _, jobs, progress: made.run(jobs, progress))
     monkeypatch.setattr(within_stratum, "compare_stratum", made.compare)
     return made

@@ -764,7 +764,7 @@ def test_with_a_grid_of_rates_no_arm_waits_for_the_baseline(tmp_path, tiny_run):
         request = read_request([str(tmp_path / "mine.yaml"), *tiny_run(), *words])
         return [job.seed for job in Runs(expanded(request), request).premise]
 
-    assert premise("seeds.looks=2,3") == [0, 1]
+    assert premise("seeds.looks=5,8") == [0, 1, 2, 3, 4]
     assert premise("seeds=0,1", "lr_grid=1e-3,2e-3", "tuning_seeds=7,8") == []
 
 

@@ -40,6 +40,13 @@ def test_sweepers_that_search_are_refused(sweeper, capsys):
     assert len(lines) == 3 and "sweepers that search are not supported" in lines[0]
 
 
+def test_a_role_that_no_parameter_has_is_refused_before_anything_starts(tiny_run, tmp_path, capsys):
+    assert main(["-m", *tiny_run(), "optim.groups=[gate:lr:2]", "seed=0,1"]) == errors.CONFIG
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3 and "no parameter of this model has the role gate" in lines[0]
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.slow
 def test_the_runs_of_a_multirun_have_a_group_on_wandb_and_those_of_an_experiment_have_its_name(
     tiny_run, tmp_path, monkeypatch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import pytest
 import yaml
 from written_runs import without_checksum
 
+from nexus_ablate import errors
 from nexus_ablate.cli import main
 from nexus_ablate.planning.cores_and_gpus import Places, places_for
 from nexus_ablate.planning.preview import _total
@@ -56,6 +58,17 @@ def test_an_amendment_to_an_evaluation_runs_it_and_one_to_a_probe_that_was_off_i
     assert "name=mine_2, which trains them anew" in said(capsys) and record(tmp_path, "mine") == before
 
 
+def test_a_second_command_has_the_exit_status_of_the_failed_run(tiny_run, forked_workers, tmp_path):
+    how = launched(tiny_run, "vary.norm=layer", "seeds=0")
+    (path,) = find_runs([tmp_path / "runs/mine/norm=layer"])
+    status = read_run(path).status
+    (path / "status.json").write_text(json.dumps(status | {"state": "preempted", "files": {}}))
+    for weights in path.glob("checkpoints/*/model.safetensors"):
+        weights.unlink()
+    assert main(["study", "mine", *how]) == errors.CHECKPOINT
+    assert main(["study", "mine", *how]) == errors.CHECKPOINT, "nothing is run again"
+
+
 def test_under_another_name_an_arm_is_matched_to_the_new_baseline_and_has_no_history(tiny_run, instant, tmp_path):
     how = launched(tiny_run, "vary.train.batch_size=8", "match=tokens", "seeds=0,1")
     assert main(["study", "mine", "--add-seeds", "1", *how]) == 0
@@ -64,6 +77,26 @@ def test_under_another_name_an_arm_is_matched_to_the_new_baseline_and_has_no_his
     (again,) = record(tmp_path, "mine_2")["arms"]
     assert "train.steps=10" in arm["overrides"] and "train.steps=20" in again["overrides"]
     assert record(tmp_path, "mine")["added"] and not {"added", "amendments"} & record(tmp_path, "mine_2").keys()
+
+
+def test_status_counts_what_an_amended_study_wants_and_names_the_runs_that_it_replaced(
+    tiny_run, forked_workers, tmp_path, capsys
+):
+    def status() -> str:
+        capsys.readouterr()
+        assert main(["status", str(tmp_path / "runs/mine")]) == 0
+        return capsys.readouterr().out.splitlines()[-1]
+
+    how = launched(tiny_run, "vary.norm=layer", "seeds=0")
+    former = find_runs([tmp_path / "runs/mine"])
+    assert status() == "2 finished"
+    assert main(["study", "mine", "train.steps=10", "--amend", *how]) == 0
+    assert status() == "2 finished, 2 replaced"
+    shutil.rmtree(next(run for run in find_runs([tmp_path / "runs/mine/norm=layer"]) if run not in former))
+    assert status() == "1 finished, 1 waiting, 2 replaced"
+    path = tmp_path / "runs/mine/study.yaml"
+    path.write_text(without_checksum(path.read_text()).replace("source: ", "source: f"))
+    assert status() == "2 waiting, 3 replaced", "by other code"
 
 
 def test_an_amended_kind_of_match_is_solved_anew(tiny_run, instant, tmp_path):
@@ -95,6 +128,25 @@ def test_the_suggested_name_of_changed_strata_is_that_of_the_whole_study(
     assert main(["study", "mine.yaml", *words, "train.steps=6", "name=mine_2"]) == 0
     assert main(["study", "mine.yaml", "--add-seeds", "1", f"runs_dir={tmp_path / 'runs'}"]) == 2
     assert "each stratum is a study of its own" in said(capsys)
+
+
+def test_strata_that_were_typed_are_resumed_together_by_the_study_s_name(tiny_run, instant, tmp_path, capsys):
+    words = [text for text in tiny_run() if not text.startswith("model.n_layers")]
+    instant.stop_after = 3
+    typed = ["vary.norm=layer", "strata.model.n_layers=2,1", "seeds=0"]
+    assert main(["study", "mine", *typed, "--workers", "1", *words]) == errors.PREEMPTED
+    instant.stop_after = 9
+    how = [f"runs_dir={tmp_path / 'runs'}", "train.device=cpu"]
+    assert main(["plan", "mine", *how]) == 0
+    assert "2 strata: 4 runs" in capsys.readouterr().out
+    assert main(["study", "mine", "--workers", "1", *how]) == 0
+    strata = {run.parents[1].name for run in find_runs([tmp_path / "runs"])}
+    assert strata == {"mine@n_layers-2", "mine@n_layers-1"} and len(instant.trained) == 4
+    for changed in ("norm=none", "name=mine_2", "strata.model.n_layers=1,3"):
+        assert main(["study", "mine", changed, *how]) == errors.CONFIG
+        assert "each stratum is a study of its own" in said(capsys), "which of them it is about, nobody can tell"
+    shutil.rmtree(tmp_path / "runs/mine@n_layers-1")
+    assert main(["study", "mine", *how]) == errors.CONFIG
 
 
 def test_no_other_arm_is_trained_while_a_run_of_the_required_baseline_has_failed(tiny_run, instant, tmp_path, capsys):

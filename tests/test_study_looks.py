@@ -214,7 +214,7 @@ def test_looks_are_fixed_like_the_rest_of_a_launched_study(study, instant, capsy
     [
         ("{looks: [8, 12, 20]}", [0.3, 0.3, 0.4]),
         ("{looks: [5, 15]}", [0.25, 0.75]),
-        ("{looks: [2, 3, 4], weights: [0.2, 0.2, 0.6]}", [0.2, 0.2, 0.6]),
+        ("{looks: [5, 6, 7], weights: [0.2, 0.2, 0.6]}", [0.2, 0.2, 0.6]),
     ],
 )
 def test_a_study_file_has_looks_with_weights_by_default_or_of_its_own(tmp_path, text, weights):
@@ -231,7 +231,8 @@ BAD = (
     "seeds.looks=a,b", "seeds.looks=5,8,1000000000", "seeds.looks=5.5,8", "seeds.looks=5,8 seeds=0,1",
     "seeds.looks=5,8 seeds.weights=0.5", "seeds.looks=5,8 seeds.weights=0.5,0.6", "seeds.looks=5,8 seeds.weights=-1,2",
     "seeds.looks=5,8 seeds.weights=a,b", "seeds.weights=0.5,0.5", "seeds={look:[5,8]}",
-    "seeds.looks=2,8 lr_grid=1e-3 tuning_seeds=7,8", "lr_grid=1e-3,3e-3 tuning_seeds=7",
+    "seeds.looks=2,8", "seeds.looks=4,6,9 seeds.weights=0.2,0.2,0.6",
+    "seeds.looks=5,8 lr_grid=1e-3 tuning_seeds=7,8", "lr_grid=1e-3,3e-3 tuning_seeds=7",
 )  # fmt: skip
 
 
@@ -241,6 +242,18 @@ def test_looks_that_cannot_be_are_three_lines_before_torch_is_there(tmp_path):
         assert status == errors.CONFIG, bad
         assert [line.split(":")[0].strip() for line in lines] == ["error", "got", "try"], (bad, lines)
     assert not list(tmp_path.iterdir())
+
+
+def test_no_look_is_at_fewer_seeds_than_a_verdict_needs(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = ["plan", "mine", "vary.norm=layer", "model=femto", "train.steps=2"]
+    assert main([*command, "seeds.looks=2,3,5"]) == errors.CONFIG
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("error: a look at fewer than 5 seeds") and lines[2] == "  try: seeds.looks=5,6,8"
+    assert main([*command, "seeds.looks=5,6,8"]) == 0
+    Writer(tmp_path / "runs", "old").plan(("norm=layer",), looks=[2, 3], look_weights=[0.5, 0.5], seeds=[0, 1, 2])
+    assert read_request(["old"]).study.looks == [2, 3], "launched by an earlier version"
+    assert main(["plan", "old", "seeds.looks=3,5"]) == errors.CONFIG
 
 
 def test_looks_in_a_study_file_are_a_mapping_of_two_keys(tmp_path):
@@ -267,6 +280,14 @@ def test_plan_shows_the_least_and_the_most(study, instant, capsys):
     assert plan.arms[0].seconds is not None
     assert plan.later_seconds == pytest.approx(6 * plan.arms[0].seconds), "two seeds of the last look, three arms"
     assert "2 for every arm, then up to 5 for those that are undecided" in text
+
+
+def test_plan_counts_the_rates_that_all_looks_can_call_for(study, instant, capsys):
+    arguments = [text for text in study("vary.norm=layer", *GRID) if text not in ("--workers", "1")]
+    assert main(["plan", *arguments[1:]]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "20 to 38 runs: 2 arms x seeds 0,1 x 3 rates" in text
+    assert "up to 40 more by the last look" in text, "two on each side of three, for two arms at five seeds"
 
 
 def test_status_never_waits_for_seeds_that_nobody_asked_for(study, instant, tmp_path, capsys):

@@ -35,7 +35,6 @@ VERB = Verb(
 def run(words: list[str], flags: Flags) -> int:
     """Print the plan of a study."""
     from nexus_ablate.console import open_console
-    from nexus_ablate.execution.run_states import duration
     from nexus_ablate.planning.cores_and_gpus import places_for
     from nexus_ablate.planning.jobs import Runs
     from nexus_ablate.planning.preview import make_plan
@@ -53,10 +52,8 @@ def run(words: list[str], flags: Flags) -> int:
             console.print()
         _show(plans[-1], console, "full" in flags)
     if len(plans) > 1:
-        time = "an unknown time"
-        if all(plan.seconds is not None for plan in plans):
-            time = duration(math.fsum(plan.seconds for plan in plans))
-        console.print(f"\n{len(plans)} strata: {sum(plan.runs for plan in plans)} runs, about {time}")
+        count, time = _total(plans)
+        console.print(f"\n{len(plans)} strata: {count} runs, about {time or 'an unknown time'}")
     return OK
 
 
@@ -104,21 +101,18 @@ def _show(plan: StudyPlan, console: Console, full: bool) -> None:
 def _runs(plan: StudyPlan) -> str:
     """How many runs there are, of what, and how long the missing ones take here."""
     from nexus_ablate.comparison.learning_rates import RATES
-    from nexus_ablate.execution.run_states import duration
 
     study, where = plan.study.study, plan.where
     what = f"{several(len(plan.study.all_arms), 'arm')} x seeds {','.join(map(str, study.first_seeds))}"
     if study.lr_grid:
+        last = " by the last look" if study.looks else ""
         what += (
             f" x {RATES} rates, and before that {len(study.lr_grid)} rates x {len(study.tuning_seeds)} tuning seeds "
-            f"per arm; up to {plan.further_runs} more where the best rate lies further out"
+            f"per arm; up to {plan.further_runs} more{last} where the best rate lies further out"
         )
-    count, time = str(plan.runs), duration(plan.seconds)
     if study.looks:
-        count += f" to {plan.runs + plan.later_runs}"
         what += f", then {', '.join(map(str, study.looks[1:]))} seeds for undecided arms"
-        if plan.seconds is not None and plan.later_seconds is not None:
-            time += f" to {duration(plan.seconds + plan.later_seconds)}"
+    count, time = _total([plan])
     states = ", ".join(f"{n} {state}" for state, n in plan.states.items())
     place = f" on {several(len(where.gpus), 'GPU')}" if where.gpus else ""
     return (
@@ -126,6 +120,22 @@ def _runs(plan: StudyPlan) -> str:
         f"about {time or 'an unknown time (there is no finished run)'} for what is missing, "
         f"{where.workers} at a time with {several(where.threads, 'CPU thread')}{place}"
     )
+
+
+def _total(plans: list[StudyPlan]) -> tuple[str, str]:
+    """How many runs some strata have and how long the missing ones take ('' if unknown), with looks to the last one."""
+    from nexus_ablate.execution.run_states import duration
+
+    runs, later_runs = sum(plan.runs for plan in plans), sum(plan.later_runs for plan in plans)
+    count = f"{runs} to {runs + later_runs}" if later_runs else str(runs)
+    seconds = [plan.seconds for plan in plans if plan.seconds is not None]
+    later = [plan.later_seconds for plan in plans if plan.later_seconds is not None]
+    if len(seconds) < len(plans):
+        return count, ""
+    time = duration(math.fsum(seconds))
+    if later_runs and len(later) == len(plans):
+        time += f" to {duration(math.fsum(seconds + later))}"
+    return count, time
 
 
 def _arms(plan: StudyPlan, width: int):

@@ -39,8 +39,9 @@ VERB = Verb(
     "Prints state, step, validation loss, delta (its difference from the baseline's with the same seed at the same "
     "number of tokens), time since the last heartbeat, time left, and for failed runs the reason and the log. `lost`: "
     "the process ended without reporting why; the same command resumes such a run. `not needed so far`: seeds of later "
-    "looks, which only undecided arms need. An id names its run in `show` and `sample`, which also take its first "
-    "letters, the run's directory, or `last`.",
+    "looks, which only undecided arms need. `replaced`: a run of a configuration or of code with which an amended or "
+    "retrained study is no longer trained; it does not count. An id names its run in `show` and `sample`, which also "
+    "take its first letters, the run's directory, or `last`.",
     kind="results",
 )
 WATCH_SECONDS = 1.0

@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from nexus_ablate.comparison.curves import SPIKE_WINDOW, spikes
-from nexus_ablate.comparison.differences import CUT, changes, config_hash, differing, label, meaning, science_key
+from nexus_ablate.comparison.differences import CUT, changes, departure, differing, label, meaning, science_key
 from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.load import Collection, Excluded, Trained
 from nexus_ablate.comparison.pairs import same_curves, unlike_code
@@ -217,16 +217,11 @@ def _as_fixed(collection: Collection) -> tuple[list[Trained], list[Excluded]]:
     """The runs whose configuration is the one that their study keeps for the arm, and those that have another."""
     kept, excluded = [], []
     for run in collection.runs:
-        study = collection.study_of(run)
-        key = config_hash(run.config, study)
-        latest = {hashes[-1] for hashes in study.configs.values()}
-        known = {former for hashes in study.configs.values() for former in hashes}
-        if key in latest or (key not in known and run.record.arm not in study.configs):
-            kept.append(run)
-        else:
-            when = "was replaced" if key in known else "is not that of the study"
-            reason = f"its configuration {when}: defaults of options included, an arm is trained with one alone"
+        if departs := departure(run.config, run.record.arm, collection.study_of(run)):
+            reason = f"its configuration {departs}: defaults of options included, an arm is trained with one alone"
             excluded.append(run.excluded(reason, "inconsistent"))
+        else:
+            kept.append(run)
     return kept, excluded
 
 

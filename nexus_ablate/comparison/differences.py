@@ -109,6 +109,19 @@ def config_hash(config: dict[str, Any], study: Study) -> str:
     return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
+def departure(config: dict[str, Any], arm: str, study: Study) -> str:
+    """What a run's configuration is, if not the one that its study keeps for the arm; '' if it is that one.
+
+    An arm that the study does not know, such as one trained into its folder by hand, has none to depart from.
+    """
+    key = config_hash(config, study)
+    latest = {hashes[-1] for hashes in study.configs.values()}
+    known = {former for hashes in study.configs.values() for former in hashes}
+    if key in latest or (key not in known and arm not in study.configs):
+        return ""
+    return "was replaced" if key in known else "is not that of the study"
+
+
 def meaning(config: dict[str, Any]) -> str:
     """The same for a config.yaml with every `auto` replaced; '' where this version cannot read it."""
     understood = _understood(config)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nexus_ablate.comparison.endpoint import AT_CEILING, AT_CHANCE
+from nexus_ablate.study.schema import CLAIM_SEEDS
 
 NOT_COMPARABLE = "NOT COMPARABLE"
 INCOMPLETE = "INCOMPLETE"
@@ -18,9 +19,6 @@ LOWER = "LOWER"
 HIGHER = "HIGHER"
 EQUIVALENT = "EQUIVALENT"
 INCONCLUSIVE = "INCONCLUSIVE"
-
-CLAIM_SEEDS = 5
-"""Fewer give an interval and no word about it."""
 
 MEANINGS = {
     BETTER: "the whole interval lies on the better side of 0: below it for a loss",

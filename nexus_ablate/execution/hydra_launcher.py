@@ -23,7 +23,7 @@ from nexus_ablate.config.compose import search_plugins
 from nexus_ablate.config.options import conf_dir
 from nexus_ablate.config.overrides import check_overrides
 from nexus_ablate.errors import ConfigError, unknown
-from nexus_ablate.execution.job_progress import STATUS, JobProgress
+from nexus_ablate.execution.job_progress import JobProgress
 from nexus_ablate.execution.local_pool import Worker
 from nexus_ablate.execution.slurm import refuse_secrets
 from nexus_ablate.execution.worker import JobResult, Task, at_signals
@@ -211,4 +211,4 @@ def result_from(job: Job, returned: Any) -> JobResult:
     state, reason = job.state()
     if returned is not None and state == "missing":
         return JobResult(errors.BUG, f"it never started: {errors.described(returned._return_value)}")
-    return JobResult(STATUS.get(state, errors.PREEMPTED), reason or NO_REASON.get(state, ""))
+    return JobResult(job.exit_status, reason or NO_REASON.get(state, ""))

@@ -25,8 +25,6 @@ from nexus_ablate.planning.jobs import Job
 from nexus_ablate.runs import has_status
 
 REFRESH_SECONDS = 0.5
-STATUS = {"finished": errors.OK, "diverged": errors.DIVERGED, "failed": errors.BUG, "running": errors.ALIVE}
-"""The exit status of each state; any other run can be resumed, or has not begun."""
 STATES = {errors.OK: "finished", errors.DIVERGED: "diverged", errors.PREEMPTED: "preempted", errors.ALIVE: "elsewhere"}
 RANKING = ("arm", "runs", "val loss", "delta")
 
@@ -65,12 +63,10 @@ class JobProgress:
     def say(self, text: str) -> None:
         self._console.print(printable(text, 4096), markup=False, soft_wrap=True)
 
-    def already_ended(self, job: Job, state: str, reason: str) -> None:
+    def already_ended(self, job: Job, result: JobResult) -> None:
         """A run that ended before this command."""
         self._ended_before += 1
-        self.statuses[job.path] = STATUS[state]
-        if state != "finished":
-            self._failures.append((job, state, reason))
+        self._keep(job, result)
 
     def refused(self, name: str, error: errors.UserError) -> None:
         """A combination that is no run."""
@@ -116,10 +112,7 @@ class JobProgress:
         self.began(job)  # a launcher does not say when, and a short job ends before it is seen
         number, _ = self._running.pop(job.path)
         self._done += 1
-        self.statuses[job.path] = result.status
-        state = STATES.get(result.status, "failed")
-        if state != "finished":
-            self._failures.append((job, state, result.reason))
+        state = self._keep(job, result)
         self._paths[job.path] = result.path or job.path
         line = self._line(job, state)
         has_loss = state == "finished" and line.loss is not None
@@ -180,6 +173,14 @@ class JobProgress:
             self.say(f"next  nexus-ablate status {shlex.quote(nearer(self.directory))}")
         words = compare or ("compare", nearer(self.directory))
         self.say(f"{'then' if self.pending else 'next'}  {shlex.join(['nexus-ablate', *words])}")
+
+    def _keep(self, job: Job, result: JobResult) -> str:
+        """Keep the result of a job for the summary. Returns its state."""
+        self.statuses[job.path] = result.status
+        state = STATES.get(result.status, "failed")
+        if state != "finished":
+            self._failures.append((job, state, result.reason))
+        return state
 
     def _line(self, job: Job, otherwise: str) -> Line:
         """The status line of a run from its files; with the state `otherwise` if it has no status yet."""

@@ -14,6 +14,7 @@ from nexus_ablate.config.compose import compose
 from nexus_ablate.console import several
 from nexus_ablate.data import prepare
 from nexus_ablate.execution.job_progress import JobProgress
+from nexus_ablate.execution.worker import JobResult
 from nexus_ablate.measure.regime import check_passes
 from nexus_ablate.planning.design import ComposedArm, label
 from nexus_ablate.planning.jobs import Job, Runs, data_of
@@ -172,7 +173,7 @@ def run_missing(jobs: list[Job], backend: Backend, progress: JobProgress, retry_
         state, reason = job.state()
         has_ended = state in SETTLED or (state == "failed" and not retry_failed)
         if has_ended and not (job.again or job.lacks_evaluations):
-            progress.already_ended(job, state, reason)
+            progress.already_ended(job, JobResult(job.exit_status, reason))
             if any(text.startswith(("train.device=", "train.compile=")) for text in job.overrides):
                 requested = compose(job.overrides)  # job.config is without settings of the machine
                 unlike = other_arithmetic(requested, job.path)

@@ -22,6 +22,7 @@ from nexus_ablate.runs import arm_name, has_status, run_path
 from nexus_ablate.runs.files import refuse_impossible_folder
 from nexus_ablate.study.arm_overrides import key_of
 from nexus_ablate.training.session import identity_of, other_arithmetic
+from nexus_ablate.training.start import check_groups
 
 EXAMPLE = "nexus-ablate -m norm=layer,rms seed=0,1,2"
 
@@ -119,6 +120,7 @@ def job_of(overrides: list[str], name: str, group: str) -> Job:
         UserError: The combination can't be run.
     """
     config = compose(overrides)
+    check_groups(config)
     identity = identity_of(config, fingerprint_of(config.data, config.model.context))
     arm = arm_name(differences(config))
     path = run_path(config.runs_dir, config.experiment, arm, config.seed, identity)

@@ -12,17 +12,20 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import compress, pairwise, product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from nexus_ablate.comparison.differences import departure
 from nexus_ablate.comparison.learning_rates import RATES
 from nexus_ablate.console import UNLIMITED, grid, without_shared
 from nexus_ablate.errors import UserError
 from nexus_ablate.execution.slurm_queue import FOLDER, Entry, entries_of, submitted_jobs
+from nexus_ablate.provenance import source_hash
 from nexus_ablate.runs import SETTLED, effective_state, find_runs, read_rows, read_status, read_summary
 from nexus_ablate.runs.lookup import id_of, seed_of
 from nexus_ablate.runs.ownership import LIVE
-from nexus_ablate.runs.record import last_row, read_config
+from nexus_ablate.runs.record import last_row, read_config, read_env
 from nexus_ablate.study.decoding import read_study
+from nexus_ablate.study.schema import Study
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -35,6 +38,8 @@ COMING = (*LIVE, "queued", "starting", "waiting", "unknown")
 LATER = "not needed so far"
 """The state of a run that is only trained if its arm is undecided after a look, or if the baseline has what the claim
 requires."""
+REPLACED = "replaced"
+"""The state of a run of a configuration, or of code, with which its study is no longer trained: it does not count."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,8 @@ class Line:
     Attributes:
         state: The effective state, or `waiting`: part of a study and not started; `queued`: in SLURM's queue;
             `starting`: SLURM has started its job; `damaged`: unreadable; `unknown`: SLURM doesn't answer;
-            `not needed so far`: part of a look that this arm has not reached, or after the baseline's runs.
+            `not needed so far`: part of a look that this arm has not reached, or after the baseline's runs;
+            `replaced`: of a configuration, or of code, with which its study is no longer trained.
         loss: The last validation loss, in nats per token.
         against_baseline: `loss` minus the baseline's, with the same seed at the same number of tokens.
         age_seconds: Since the last heartbeat, or since the end.
@@ -112,9 +118,8 @@ class Watcher:
             if (directory / FOLDER).is_dir():
                 runs |= self._of_jobs(directory, runs)
         lines = [*runs.values()]
-        seen = {(line.study, line.arm, line.seed) for line in lines}
         for directory in directories:
-            lines += [line for line in _expected(directory, seen) if (line.study, line.arm, line.seed) not in seen]
+            lines = _of_study(directory, lines)
         return sorted(lines, key=lambda line: (line.study, line.arm != "baseline", line.arm, line.seed or 0))
 
     def line(self, path: Path) -> Line:
@@ -208,34 +213,73 @@ def _losses(log: Path, size: int) -> dict[int, float]:
     return {row["tokens"]: row[LOSS] for row in read_rows(log) if row.get(LOSS) is not None}
 
 
-def _expected(directory: Path, seen: set[tuple[str, str, int | None]]) -> list[Line]:
-    """The runs that a study.yaml still requests; with a learning-rate grid, as many as are known to come.
-
-    Args:
-        seen: Study, arm and seed of the existing runs. An arm with a run in a look has reached that look.
-    """
+def _of_study(directory: Path, lines: list[Line]) -> list[Line]:
+    """The lines, with the runs that a study.yaml still requests, and those that it replaced in the state `replaced`."""
     try:
         study = read_study(directory) if (directory / "study.yaml").is_file() else None
     except UserError as error:
-        return [Line(directory.name, "study.yaml", None, "damaged", reason=error.got, log=directory / "study.yaml")]
+        log = directory / "study.yaml"
+        return [*lines, Line(directory.name, "study.yaml", None, "damaged", reason=error.got, log=log)]
     if study is None:
-        return []
+        return lines
+    counted, others = [], []
+    for line in lines:
+        if line.study == study.name and _is_replaced(line, study):
+            others.append(replace(line, state=REPLACED, against_baseline=None))
+        else:
+            counted.append(line)
+    begun = {(line.arm, line.seed) for line in counted if line.study == study.name}
+    to_come = [line for line in _expected(study, begun) if (line.arm, line.seed) not in begun]
+    return [*counted, *others, *to_come]
+
+
+def _is_replaced(line: Line, study: Study) -> bool:
+    """Whether a run is of a configuration, or of code, with which its study is no longer trained."""
+    if line.path is None:
+        return False
+    with suppress(UserError):  # a damaged run
+        if study.source and _code(line.path) not in ("", study.source):
+            return True
+        if any(len(hashes) > 1 for hashes in study.configs.values()):  # reading a configuration takes the longest
+            config = _config(line.path)
+            return config is not None and bool(departure(config, line.arm, study))
+    return False
+
+
+@lru_cache(maxsize=4096)
+def _code(path: Path) -> str:
+    """The hash of the code that made a run, which stays as it is; '' where it was not recorded."""
+    source = (read_env(path) or {}).get("source")
+    return source_hash(source) if source else ""
+
+
+@lru_cache(maxsize=4096)
+def _config(path: Path) -> dict[str, Any] | None:
+    """The configuration of a run, which stays as it is."""
+    return read_config(path)
+
+
+def _expected(study: Study, begun: set[tuple[str, int | None]]) -> list[Line]:
+    """The runs of a study; with a learning-rate grid, as many as are known to come.
+
+    Args:
+        begun: Arm and seed of the existing runs. An arm with a run in a look has reached that look.
+    """
     arms = ["baseline", *(arm.name for arm in study.arms)]
-    begun = {(arm, seed) for name, arm, seed in seen if name == directory.name}
     if study.lr_grid:  # at which rates, only the runs so far can say
         trained = Counter(seed for _, seed in begun)
         planned = dict.fromkeys(study.tuning_seeds, (len(study.lr_grid), "a rate of the grid"))
         planned |= dict.fromkeys(study.first_seeds, (RATES, "a best rate or beside it"))
         lines = []
         for seed, (rates, place) in planned.items():
-            lines += [Line(directory.name, place, seed, "waiting")] * (rates * len(arms) - trained[seed])
+            lines += [Line(study.name, place, seed, "waiting")] * (rates * len(arms) - trained[seed])
         return lines
     baseline_first = study.requires and {arm for arm, _ in begun}.isdisjoint(arms[1:])
     lines = []
     for arm, (start, end) in product(arms, pairwise([0, *(study.looks or [len(study.seeds)])])):
         seeds = study.seeds[start:end]
         is_later = begun.isdisjoint(product([arm], seeds)) if start else baseline_first and arm != "baseline"
-        lines += [Line(directory.name, arm, seed, LATER if is_later else "waiting") for seed in seeds]
+        lines += [Line(study.name, arm, seed, LATER if is_later else "waiting") for seed in seeds]
     return lines
 
 
@@ -339,7 +383,7 @@ def nearer(path: Path) -> str:
 def summary(lines: list[Line]) -> str:
     """`12 finished, 1 failed, 2 running`."""
     counts = Counter(line.state for line in lines)
-    order = ["finished", *TROUBLED, "created", "running", "starting", "queued", "waiting", LATER]
+    order = ["finished", *TROUBLED, "created", "running", "starting", "queued", "waiting", LATER, REPLACED]
     text = ", ".join(f"{counts[state]} {state}" for state in order if counts[state])
     waits = sorted({line.reason for line in lines if line.state == "queued" and line.reason})
     return text.replace(" queued", f" queued ({', '.join(waits)})") if waits else text

@@ -13,12 +13,13 @@ from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 
+from nexus_ablate import errors
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.execution.job_progress import JobProgress
 from nexus_ablate.execution.local_pool import mark_failed
 from nexus_ablate.execution.slurm_job import REQUEUES, SlurmTask
 from nexus_ablate.execution.slurm_queue import FOLDER, answer_to, entries_of, submitted_jobs
-from nexus_ablate.execution.worker import Task
+from nexus_ablate.execution.worker import JobResult, Task
 from nexus_ablate.masking import mask
 from nexus_ablate.planning.jobs import Job
 from nexus_ablate.provenance import git_state, source_hash
@@ -104,7 +105,7 @@ class Slurm:
             if entry and entry.has_crashed and job.state()[0] in ("lost", *LIVE):
                 mark_failed(job.path, entry.description())
                 if not self.retry_failed:
-                    progress.already_ended(job, "failed", entry.description())
+                    progress.already_ended(job, JobResult(errors.BUG, entry.description()))
                     continue
             if entry and entry.live:
                 in_queue += 1

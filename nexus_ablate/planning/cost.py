@@ -129,7 +129,6 @@ def measured_speed(config: RunConfig, threads: int) -> float | None:
     import numpy as np
     import torch
 
-    from nexus_ablate.measure.counts import flops_per_token
     from nexus_ablate.model import build_model
     from nexus_ablate.training.device import device_of
     from nexus_ablate.training.step import Step
@@ -138,7 +137,7 @@ def measured_speed(config: RunConfig, threads: int) -> float | None:
     vocab_size = vocabulary(config)
     shape = config.train.batch_size * config.train.grad_accum, config.model.context + 1
     per_step = config.resolved.tokens_per_step
-    if device.type == "cpu" and flops_per_token(config, vocab_size) * per_step > _LARGEST_MEASURED:
+    if device.type == "cpu" and cost_of(config).flops_per_token * per_step > _LARGEST_MEASURED:
         return None
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

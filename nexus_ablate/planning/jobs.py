@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from nexus_ablate import errors
 from nexus_ablate.comparison.curves import read_curves
 from nexus_ablate.comparison.failures import failure
 from nexus_ablate.comparison.learning_rates import best_rate, mean_loss, rate_at, steps_around
@@ -38,6 +40,9 @@ from nexus_ablate.runs import (
 from nexus_ablate.study.arm_overrides import merged
 from nexus_ablate.study.definition import Request
 from nexus_ablate.training.session import identity_of
+
+STATUS = {"finished": errors.OK, "diverged": errors.DIVERGED, "failed": errors.BUG, "running": errors.ALIVE}
+"""The exit status of each state; any other run can be resumed, or has not begun."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,16 @@ class Job:
         except UserError as error:
             return "failed", f"{error.problem}: {error.got}; {error.fix}"
         return effective_state(status, self.path), status.get("reason") or ""
+
+    @property
+    def exit_status(self) -> int:
+        """The exit status that the run has on its own: of a failed run as recorded, 75 of one that can be resumed."""
+        state, _ = self.state()
+        recorded = None
+        if state == "failed":
+            with suppress(UserError):  # a damaged run
+                recorded = read_status(self.path).get("exit_status")
+        return recorded or STATUS.get(state, errors.PREEMPTED)
 
     @property
     def has_result(self) -> bool:

@@ -90,7 +90,7 @@ class StudyPlan:
 
     Attributes:
         states: Number of runs by state.
-        runs: Number of all runs; with a learning-rate grid up to `further_runs` more.
+        runs: Number of all runs; with a learning-rate grid up to `further_runs` more, with looks up to the last one.
         seconds: Time for the missing runs on `where`; None if no speed is known.
         regime: Of the baseline.
         later_runs, later_seconds: What later looks add if no arm is decided before the last one.
@@ -120,15 +120,18 @@ def make_plan(runs: Runs, where: Places) -> StudyPlan:
     per_run = {plan.arm.name: plan.seconds for plan in arms}
     states = Counter(job.state()[0] for job in [*jobs, *ended])
     left = [per_run[job.of] for job in jobs if not job.has_ended]
-    rates = RATES if definition.lr_grid else 1
     untuned_arms = [arm.name for arm in study.all_arms if not runs.rates(arm)]
-    after_tuning = untuned_arms * rates * len(definition.first_seeds)
+    after_tuning = untuned_arms * RATES * len(definition.first_seeds)
     if after_tuning:
         states["after tuning"] = len(after_tuning)
         left += [per_run[name] for name in after_tuning]
-    later = [*per_run] * rates * (len(definition.seeds) - len(definition.first_seeds))
-    left_later = Counter(later) - Counter(job.of for job in ended)
-    further = FURTHER_RATES * len(arms) * len(definition.first_seeds) if definition.lr_grid else 0
+    rates = {arm.name: len(runs.rates(arm)) or RATES for arm in study.all_arms}
+    later_seeds = len(definition.seeds) - len(definition.first_seeds)
+    later = Counter({name: count * later_seeds for name, count in rates.items()})
+    left_later = later - Counter(job.of for job in ended)
+    sides = 2 if definition.looks else 1  # at a later look the lowest mean can lie on the other side
+    most = RATES + sides * FURTHER_RATES
+    further = sum(most - count for count in rates.values() if count >= RATES) * len(definition.seeds)
     text = text_tokens(study.baseline.config)
     regime = _regime(study.baseline, costs, text, initial_of(study.baseline.config, vocabulary(study.baseline.config)))
     checks = fairness(study, costs)
@@ -149,7 +152,7 @@ def make_plan(runs: Runs, where: Places) -> StudyPlan:
         where=where,
         fairness=checks,
         regime=regime,
-        later_runs=len(later),
+        later_runs=later.total(),
         later_seconds=_total([per_run[name] for name in left_later.elements()], where),
     )
 

@@ -97,13 +97,14 @@ class Run:
             release(self._lock)
             self._lock = None
 
-    def status(self, state: str, reason: str = "", traceback: str = "") -> None:
+    def status(self, state: str, reason: str = "", traceback: str = "", exit_status: int | None = None) -> None:
         """Write status.json; its `step` is the one of the last logged row.
 
         Args:
             state: One of `STATES`.
             reason: One sentence for the user.
             traceback: The traceback of a failed run.
+            exit_status: Of a failed run.
 
         Raises:
             StorageError: The disk refused the write.
@@ -112,8 +113,8 @@ class Run:
             raise ValueError(f"no state {state!r}")
         with self._writing:
             files = file_hashes(self.path) if state in SETTLED else {}
-            status = {"state": state, "reason": mask(reason), "traceback": mask(traceback), "updated": now()}
-            self._write_status({**status, "files": files})
+            status = {"state": state, "reason": mask(reason), "traceback": mask(traceback), "exit_status": exit_status}
+            self._write_status({**status, "updated": now(), "files": files})
 
     def heartbeat(self) -> None:
         """Record that the process is alive; writes at most once in ten seconds."""

@@ -23,7 +23,11 @@ ByHead = Measured | Annotated[list[Measured], Meta(min_length=1)]
 
 
 class StatusRecord(Struct):
-    """status.json; `owner` and `beat` are of the process that trains, `files` has the hashes of a run with a result."""
+    """status.json.
+
+    `owner` and `beat` are of the process that trains, `exit_status` is of a failed run, `files` has the hashes of a run
+    with a result.
+    """
 
     state: Literal["created", "running", "preempted", "finished", "diverged", "failed"]
     host: str
@@ -31,6 +35,7 @@ class StatusRecord(Struct):
     heartbeat: Time
     reason: str = ""
     traceback: str = ""
+    exit_status: Count | None = None
     step: Count | None = None
     started: Time | None = None
     updated: Time | None = None

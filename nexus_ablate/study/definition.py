@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,12 @@ from nexus_ablate.errors import ConfigError, did_you_mean
 from nexus_ablate.masking import mask
 from nexus_ablate.plain_data import UNREADABLE, load_yaml
 from nexus_ablate.runs.files import read_regular
-from nexus_ablate.runs.record import DOCUMENT_BYTES
+from nexus_ablate.runs.record import DOCUMENT_BYTES, with_strata
 from nexus_ablate.study.arm_overrides import YAML, is_override, key_of, merged, says_how
 from nexus_ablate.study.decoding import decode, decode_file, in_yaml, listed_endpoints, read_study
 from nexus_ablate.study.panel import STUDY as PANEL
 from nexus_ablate.study.panel import read_panel
-from nexus_ablate.study.schema import WRITTEN_BY_A_LAUNCH, Study
+from nexus_ablate.study.schema import CLAIM_SEEDS, WRITTEN_BY_A_LAUNCH, Study
 
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]*")
 _LISTS = ("seeds", "tuning_seeds", "lr_grid", "endpoints")
@@ -43,11 +43,13 @@ class Request:
 
     Attributes:
         whole: For a stratum that was asked for by its name before its study was launched: that study.
+        strata: For a study whose strata were launched, and which no file describes: each of them.
     """
 
     study: Study
     launch: list[str]
     whole: Request | None = None
+    strata: list[Request] = field(default_factory=list)
 
     @property
     def runs_dir(self) -> Path:
@@ -113,11 +115,27 @@ def read_request(words: list[str]) -> Request:
     study_name, _, stratum = source.partition("@")
     if stratum and _shipped(study_name) and not read_study(runs_dir_of(launch) / source):
         return _stratum(read_request([study_name, *rest]), stratum)
+    changes_strata = bool(factors or strata or overrides or "name" in values)
+    if not (changes_strata or source.endswith(YAML) or _shipped(source)):
+        launched = [read_request([name, *rest]) for name in _launched_strata(runs_dir_of(launch) / source)]
+        if launched:
+            return Request(structs.replace(launched[0].study, name=source), launch, strata=launched)
     study = _study(source, values, factors, overrides, runs_dir_of(launch))
     study = structs.replace(study, baseline=merged(study.baseline, overrides))
     check_overrides(study.baseline, sweeps=False, beside=_TYPED)
     _check_against_strata(study, overrides, words)
     return Request(study, launch)
+
+
+def _launched_strata(directory: Path) -> list[str]:
+    """The names STUDY@STRATUM of the strata of a study, in their order; [] unless each of them was launched."""
+    strata = {}
+    for folder in with_strata(directory):
+        study = read_study(folder)
+        if study is not None and study.of == directory.name:
+            strata[study.name] = study.all_strata
+    names = [f"{directory.name}@{stratum}" for stratum in next(iter(strata.values()), [])]
+    return names if strata.keys() == {*names} else []
 
 
 def _stratum(whole: Request, stratum: str) -> Request:
@@ -206,7 +224,23 @@ def _study(
         values = {key: value for key, value in values.items() if key not in WRITTEN_BY_A_LAUNCH}
     values = _with_typed(values, typed)
     keys = typed.keys() - {"strata"}  # typed as strata.KEY=A,B
-    return decode(values, keys) if launched else decode_file(values, keys)
+    study = decode(values, keys) if launched else decode_file(values, keys)
+    if not launched or "seeds" in typed:  # a study that an earlier version launched goes on as it is
+        _check_looks(study)
+    return study
+
+
+def _check_looks(study: Study) -> None:
+    """Check that each look can decide an arm.
+
+    Raises:
+        ConfigError: One has too few seeds for any verdict.
+    """
+    if study.looks and study.looks[0] < CLAIM_SEEDS:
+        problem = f"a look at fewer than {CLAIM_SEEDS} seeds decides no arm, and spends a part of the 5%"
+        looks = [look + CLAIM_SEEDS - study.looks[0] for look in study.looks]
+        got, fix = (f"seeds.looks={','.join(map(str, counts))}" for counts in (study.looks, looks))
+        raise ConfigError(problem, got, fix)
 
 
 def _with_typed(values: dict[str, Any], typed: dict[str, Any]) -> dict[str, Any]:
@@ -259,7 +293,7 @@ def shipped_study(name: str) -> Study:
 def strata_of(request: Request) -> list[Request]:
     """The study of each stratum, named STUDY@STRATUM; a study without strata alone."""
     study = request.study
-    requests = []
+    requests = [*request.strata]
     for stratum, overrides in study.strata.items():
         expects = [e for e in study.expects if e.stratum in ("", stratum)]
         of_stratum = structs.replace(

@@ -42,6 +42,8 @@ from nexus_ablate.runs.formats import Positive
 FIRST_SEEDS = tuple(range(8))
 FIRST_TUNING_SEEDS = (1001, 1002)
 MAX_SEEDS = 1000
+CLAIM_SEEDS = 5
+"""Fewer give an interval and no word about it."""
 
 Share = Annotated[float, Meta(gt=0, le=1)]
 Seed = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -214,7 +216,10 @@ class Study(Part, frozen=True, kw_only=True, omit_defaults=False):
     ] = field(default_factory=lambda: [*FIRST_SEEDS])
     looks: Annotated[
         list[Count],
-        Meta(description="two or more increasing numbers of seeds, from 2 to 1000", examples=[[8, 12, 20]]),
+        Meta(
+            description=f"two or more increasing numbers of seeds, from {CLAIM_SEEDS} to {MAX_SEEDS}",
+            examples=[[8, 12, 20]],
+        ),
     ] = []
     look_weights: Annotated[
         list[Positive], Meta(description="one positive number per look", examples=[[0.3, 0.3, 0.4]])
@@ -303,7 +308,7 @@ def _check_seeds(study: Study) -> None:
         raise ConfigError("lr_grid and tuning_seeds require each other", got, fix)
     if study.looks:
         if len(study.looks) < 2 or any(after <= before for before, after in pairwise(study.looks)):
-            problem = f"seeds.looks takes two or more increasing numbers of seeds, from 2 to {MAX_SEEDS}"
+            problem = f"seeds.looks takes two or more increasing numbers of seeds, from {CLAIM_SEEDS} to {MAX_SEEDS}"
             raise ConfigError(problem, show(study.looks), "seeds.looks=8,12,20")
         if study.looks[-1] != len(study.seeds):
             got = f"{study.looks[-1]} seeds at the last look, {len(study.seeds)} seeds"

@@ -235,9 +235,8 @@ def _state_after(error: BaseException) -> str:
     """The state of a run that an error ended."""
     if isinstance(error, KeyboardInterrupt):
         return "preempted"
-    status = error.status if isinstance(error, UserError) else errors.BUG
     known = {errors.DIVERGED: "diverged", errors.PREEMPTED: "preempted", errors.ALIVE: "preempted"}
-    return known.get(status, "failed")
+    return known.get(errors.status_of(error), "failed")
 
 
 def _give_up(run: Run, display: Any, error: BaseException, trace: str) -> None:
@@ -249,7 +248,7 @@ def _give_up(run: Run, display: Any, error: BaseException, trace: str) -> None:
     else:
         reason = error.problem if isinstance(error, UserError) else errors.described(error)
     try:
-        run.status(state, reason=reason, traceback=trace)
+        run.status(state, reason, trace, errors.status_of(error))
         run.log(f"{state}: {reason}" + (f"\n{trace}" if trace else ""))
     except (StorageError, AlreadyRunning) as refused_write:
         if not isinstance(error, type(refused_write)):  # the original error already reports it
