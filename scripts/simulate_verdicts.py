@@ -22,7 +22,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.fairness import LEARNED
 from nexus_ablate.comparison.judging import judge_losses
 from nexus_ablate.comparison.learning_rates import best_rate, steps_around, weights_at_best
@@ -32,6 +31,7 @@ from nexus_ablate.comparison.terms import NO_STUDY, Terms
 from nexus_ablate.comparison.text_sample import TextDifferences
 from nexus_ablate.comparison.verdict import BETTER, EQUIVALENT, FAILS, WORSE
 from nexus_ablate.measure.regime import has_learned
+from nexus_ablate.study.endpoint import Endpoint
 
 PAGE = Path(__file__).parent.parent / "docs/error_rates.md"
 TABLES = 2000
@@ -105,7 +105,7 @@ def losses_of(random: Random, arms: int, seeds: int, noise: dict[int, float]) ->
 
 
 def terms_of(cells: int = 1, margin: float = MARGIN) -> Terms:
-    return Terms(endpoint=Endpoint(delta_min=margin), share=1 / cells)
+    return Terms(endpoint=Endpoint("val_loss", delta_min=margin), share=1 / cells)
 
 
 # ---------------------------------------------------------------------------------------------------- kinds of tables
@@ -240,7 +240,7 @@ def unlearned(random: Random, arms: int, seeds: int, counted: Counted, is_checke
 
 LOOKS = Terms(
     msgspec.structs.replace(NO_STUDY, seeds=list(range(20)), looks=[8, 12, 20], look_weights=[0.3, 0.3, 0.4]),
-    endpoint=Endpoint(delta_min=MARGIN),
+    endpoint=Endpoint("val_loss", delta_min=MARGIN),
 )
 
 

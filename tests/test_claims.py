@@ -23,7 +23,6 @@ from nexus_ablate.comparison.claim import (
     OPPOSITE,
     SUPPORTED,
 )
-from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.judging import judge_losses
 from nexus_ablate.comparison.statistics import sidak
 from nexus_ablate.comparison.terms import Terms
@@ -36,6 +35,7 @@ from nexus_ablate.planning.study_yaml import expanded, write_record
 from nexus_ablate.runs import read_run
 from nexus_ablate.study.decoding import decode_file
 from nexus_ablate.study.definition import read_request, strata_of
+from nexus_ablate.study.endpoint import Endpoint
 
 KURTOSIS, SINK, SPEED = "act/resid/kurtosis_token", "attn/sink_rate", "tokens_per_second"
 NOISE = (0.0, 0.01, -0.01, 0.005, -0.004)
@@ -777,7 +777,7 @@ def simulated(tmp_seed: int, effect: float = 0.0) -> bool:
     for _ in range(9):
         table = random.normal(0, 1, (4, 5)) + random.normal(0, 1, 5)
         table[1] += effect
-        judged = judge_losses(table, Terms(endpoint=Endpoint(delta_min=0.1), share=1 / 9))
+        judged = judge_losses(table, Terms(endpoint=Endpoint("val_loss", delta_min=0.1), share=1 / 9))
         if any(arm.verdict and arm.verdict.word in (*DIFFERENT, EQUIVALENT) for arm in judged.results[1:]):
             return True
     return False
@@ -795,7 +795,7 @@ def test_control_without_shares_nine_cells_claim_far_more_often(monkeypatch):
     def whole(seed: int) -> bool:
         random = np.random.default_rng(seed)
         tables = [random.normal(0, 1, (4, 5)) for _ in range(9)]
-        plan = Terms(endpoint=Endpoint(delta_min=0.1))
+        plan = Terms(endpoint=Endpoint("val_loss", delta_min=0.1))
         judged = [judge_losses(table, plan) for table in tables]
         return any(arm.verdict and arm.verdict.word in DIFFERENT for one in judged for arm in one.results[1:])
 

@@ -14,11 +14,12 @@ import pytest
 from scipy import stats
 from written_runs import TINY, Writer, config_of
 
+from nexus_ablate.comparison import judging
 from nexus_ablate.comparison.curves import Curves, read_curves, spikes
-from nexus_ablate.comparison.endpoint import AT_CHANCE, Endpoint
 from nexus_ablate.comparison.failures import failure
 from nexus_ablate.comparison.fairness import FAIL, PASS, WAIVED, WARN
 from nexus_ablate.comparison.load import Trained
+from nexus_ablate.comparison.verdict import AT_CHANCE
 from nexus_ablate.comparison.within_stratum import compare_stratum as compare
 from nexus_ablate.errors import ConfigError, UserError
 from nexus_ablate.measure.history import spike_score
@@ -742,7 +743,7 @@ def test_only_the_seeds_of_a_look_say_whether_both_arms_are_at_chance(writer, mo
     def later_seeds_are(_, figures):
         return AT_CHANCE if figures("val_loss").shape[1] > 5 else ""
 
-    monkeypatch.setattr(Endpoint, "saturation", later_seeds_are)
+    monkeypatch.setattr(judging, "saturation", later_seeds_are)
     comparison = looking(writer, 0.5, {"": 6, "norm=layer": 6, "norm=dyt": 5})
     assert comparison.look == 1 and row(comparison, "norm=layer").word == "WORSE"
 

@@ -17,9 +17,9 @@ from written_runs import Writer
 from nexus_ablate.cli import main
 from nexus_ablate.comparison import elsewhere, terms
 from nexus_ablate.comparison.cell import judge_cell
-from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.judging import judge_losses
 from nexus_ablate.comparison.terms import Terms
+from nexus_ablate.study.endpoint import Endpoint
 from nexus_ablate.track.project_runs import REFUSAL
 
 BASE = [2.0012, 2.0231, 1.9824, 2.0133, 1.9911]
@@ -201,7 +201,7 @@ def false_claims(k, noise, tables):
     scale = np.ones((k + 1, 1))
     for row, factor in (dict.fromkeys(range(1, (k + 1) // 2 + 1), 5.0) if noise is None else noise).items():
         scale[row] = factor
-    plan = Terms(endpoint=Endpoint(delta_min=1e-9), is_listed=True, is_paired=False)
+    plan = Terms(endpoint=Endpoint("val_loss", delta_min=1e-9), is_listed=True, is_paired=False)
     losses = 100 + scale * rng.normal(size=(tables, k + 1, 5))
     words = ({one.verdict.word for one in judge_losses(each, plan).results[1:] if one.verdict} for each in losses)
     return sum(bool(each & {"BETTER", "WORSE"}) for each in words) / tables

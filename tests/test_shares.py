@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nexus_ablate.comparison.endpoint import AT_CEILING, AT_CHANCE, Endpoint
-from nexus_ablate.comparison.judging import judge_losses
+from nexus_ablate.comparison.judging import judge_losses, saturation
 from nexus_ablate.comparison.terms import Terms
-from nexus_ablate.comparison.verdict import BETTER, DIFFERENT, SATURATED, WORSE
+from nexus_ablate.comparison.verdict import AT_CEILING, AT_CHANCE, BETTER, DIFFERENT, SATURATED, WORSE
 from nexus_ablate.measure.measures import MEASURES, find
+from nexus_ablate.study.endpoint import Endpoint
 
 ACCURACY = Endpoint("recall/accuracy")
 ITEMS, CHANCE, SEEDS = 512, 0.125, 5
@@ -23,7 +23,7 @@ def judged(shares, items=ITEMS, chance=CHANCE, endpoint=ACCURACY):
         "recall/items": np.full(shares.shape, float(items)),
         "recall/chance": np.full(shares.shape, chance),
     }
-    saturated = [endpoint.saturation(lambda name, a=a: table[name][[0, a]]) for a in range(len(shares))]
+    saturated = [saturation(endpoint, lambda name, a=a: table[name][[0, a]]) for a in range(len(shares))]
     losses = endpoint.on_scale(table.__getitem__)
     judgement = judge_losses(losses, Terms(endpoint=endpoint), values=shares, saturated=saturated)
     return [arm.verdict for arm in judgement.results[1:]]

@@ -10,9 +10,9 @@ import pytest
 from nexus_ablate.comparison import verdict as v
 from nexus_ablate.comparison.cell import judge_cell
 from nexus_ablate.comparison.decision import decide, seeds_to_differ, seeds_to_equal
-from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.results import ArmResult
 from nexus_ablate.comparison.terms import Terms
+from nexus_ablate.study.endpoint import Endpoint
 from nexus_ablate.study.schema import Study, StudyArm
 
 
@@ -26,7 +26,7 @@ def effect(shift, seeds=5, noise=0.1):
 def result(failed=0, how="exploded", **values):
     """An arm that is a nat better in each of five pairs, but for what is given."""
     failures = dict.fromkeys(range(failed), how)
-    endpoint = Endpoint(delta_min=values.pop("delta_min", 0.3))
+    endpoint = Endpoint("val_loss", delta_min=values.pop("delta_min", 0.3))
     plain = {"endpoint": endpoint, "effect": effect(-1.0), "compared": 5, "runs": 5, "baseline_runs": 5}
     if "effect" not in values:
         plain["differences"] = [-1.0] * 5

@@ -89,7 +89,7 @@ def run(sources: list[str], flags: Flags) -> int:
         raise ConfigError("--filters is for W&B", sources[0], "nexus-ablate judge wandb:ENTITY/PROJECT")
     else:
         source = read_source(Path(sources[0]))
-    delta_min, better, notes = flags.get("delta_min"), flags.get("better", ""), {}
+    delta_min, better, notes = flags.get("delta_min", "auto"), flags.get("better", ""), {}
     if "target" in flags:
         from nexus_ablate.comparison.target import steps_to_target
 

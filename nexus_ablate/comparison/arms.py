@@ -12,13 +12,13 @@ import numpy as np
 
 from nexus_ablate.comparison.curves import SPIKE_WINDOW, spikes
 from nexus_ablate.comparison.differences import CUT, changes, departure, differing, label, meaning, science_key
-from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.load import Collection, Excluded, Trained
 from nexus_ablate.comparison.pairs import same_curves, unlike_code
 from nexus_ablate.comparison.statistics import Array
 from nexus_ablate.comparison.terms import Terms
 from nexus_ablate.console import several
 from nexus_ablate.errors import ConfigError, printable, unknown
+from nexus_ablate.study.endpoint import Endpoint
 
 
 @dataclass

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from nexus_ablate.comparison.cell import Effect
-from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.results import ArmResult, Claim, Dependence, Finding, Requirement, Stratum
 from nexus_ablate.comparison.statistics import DIFFERENCES, LEVEL, mean_interval, sidak, t_tail
 from nexus_ablate.comparison.terms import amends_claim
@@ -20,6 +19,7 @@ from nexus_ablate.comparison.verdict import (
     interval_name,
 )
 from nexus_ablate.console import several
+from nexus_ablate.study.endpoint import Endpoint
 from nexus_ablate.study.schema import CONDITION, Expectation
 
 SUPPORTED = "SUPPORTED"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from nexus_ablate.comparison.cell import Effect
-from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.results import ArmResult
 from nexus_ablate.comparison.statistics import POWER, failure_p, seeds_needed
 from nexus_ablate.comparison.terms import Terms
@@ -30,6 +29,7 @@ from nexus_ablate.comparison.verdict import (
     Verdict,
 )
 from nexus_ablate.console import several
+from nexus_ablate.study.endpoint import Endpoint
 
 MOST_ADVISED = 200
 """Seeds, beyond which nobody adds them; the condition `text` says where more validation text helps instead."""

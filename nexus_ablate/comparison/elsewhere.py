@@ -13,10 +13,9 @@ import numpy as np
 from nexus_ablate.comparison.across_strata import changes
 from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.curves import Curves
-from nexus_ablate.comparison.endpoint import BY_FLAG, Endpoint
 from nexus_ablate.comparison.fairness import checks
 from nexus_ablate.comparison.learning_rates import CRITERION, best_lr, lr_points
-from nexus_ablate.comparison.listed import FAILED, Listed, Source, refuse_duplicates, step_of
+from nexus_ablate.comparison.listed import FAILED, Listed, ListedEndpoint, Source, refuse_duplicates, step_of
 from nexus_ablate.comparison.load import Excluded, Trained
 from nexus_ablate.comparison.results import Comparison, Stratum
 from nexus_ablate.comparison.terms import NO_STUDY, Terms
@@ -25,9 +24,10 @@ from nexus_ablate.console import several
 from nexus_ablate.errors import ConfigError, unknown
 from nexus_ablate.measure.measures import Measure, measure_of
 from nexus_ablate.runs import RunRecord
+from nexus_ablate.study.endpoint import Endpoint, Margin
 
 
-def endpoint_of(name: str, delta_min: float | None, better: str, runs: list[Listed]) -> Endpoint:
+def endpoint_of(name: str, delta_min: Margin, better: str, runs: list[Listed]) -> Endpoint:
     """The endpoint of a table: a measure of this package, or one of the table's own.
 
     Raises:
@@ -39,7 +39,7 @@ def endpoint_of(name: str, delta_min: float | None, better: str, runs: list[List
             raise ConfigError(
                 "judge does not know this endpoint", name, f"--endpoint {name} --better lower (or higher)"
             )
-        return Endpoint(name, delta_min, Measure(name, unit, "as the source has it", ("summary",), better), BY_FLAG)
+        return ListedEndpoint(name, delta_min, own=Measure(name, unit, "as the source has it", ("summary",), better))
     if better and better != known.better:
         raise ConfigError(
             f"{name} is better {known.better or 'neither lower nor higher'}", better, "leave --better out"
@@ -47,7 +47,7 @@ def endpoint_of(name: str, delta_min: float | None, better: str, runs: list[List
     if unit and known.unit and _first_word(unit) != _first_word(known.unit):
         fix = "--endpoint val_bpb for bits per byte, or convert the column"
         raise ConfigError(f"{name} is in {known.unit}", f"{unit} ({runs[0].where})", fix)
-    return Endpoint(name, delta_min, replace(known, floor=""), BY_FLAG)  # a table has no numbers of answers
+    return ListedEndpoint(name, delta_min, own=replace(known, floor=""))  # a table has no numbers of answers
 
 
 def _first_word(text: str) -> str:

@@ -9,11 +9,11 @@ import numpy as np
 
 from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.curves import Curves
-from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.load import Trained
 from nexus_ablate.comparison.statistics import Array
 from nexus_ablate.measure.regime import has_learned
 from nexus_ablate.runs import RunRecord
+from nexus_ablate.study.endpoint import Endpoint
 
 STALLED = 0.02
 """Relative. At a unigram model's bits per byte a run has learned no more than how frequent each token is."""

@@ -15,7 +15,6 @@ from typing import Any
 
 from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.cell import Effect
-from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.failures import baseline_has_learned, failed_seeds
 from nexus_ablate.comparison.learning_rates import best_lr, beyond_edge, failed_rates
 from nexus_ablate.comparison.load import Excluded, Trained
@@ -24,6 +23,7 @@ from nexus_ablate.comparison.terms import Terms
 from nexus_ablate.console import several
 from nexus_ablate.errors import unknown
 from nexus_ablate.provenance import NOT_RECORDED
+from nexus_ablate.study.endpoint import Endpoint
 
 PASS, WARN, FAIL, WAIVED, UNKNOWN = "PASS", "WARN", "FAIL", "WAIVED", "UNKNOWN"
 STATUSES = (PASS, WARN, FAIL, WAIVED, UNKNOWN)

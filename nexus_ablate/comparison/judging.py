@@ -8,6 +8,7 @@ decided it.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import Any
@@ -23,10 +24,11 @@ from nexus_ablate.comparison.failures import failed_seeds, uninformed_loss
 from nexus_ablate.comparison.learning_rates import at_own_rate
 from nexus_ablate.comparison.pairs import same_curves
 from nexus_ablate.comparison.results import ArmResult
-from nexus_ablate.comparison.statistics import Array
+from nexus_ablate.comparison.statistics import Array, mean_interval
 from nexus_ablate.comparison.terms import Terms
 from nexus_ablate.comparison.text_sample import TextDifferences, differences_over_text
-from nexus_ablate.comparison.verdict import FAILS, UNDECIDED
+from nexus_ablate.comparison.verdict import AT_CEILING, AT_CHANCE, FAILS, UNDECIDED
+from nexus_ablate.study.endpoint import Endpoint, logits
 
 EXACT = 1e-9
 """Numbers with fewer decimals than this step were rounded."""
@@ -127,8 +129,8 @@ def _table(arms: list[Arm], unfair: list[list[str]], seeds: list[int], terms: Te
             failed={seed: failed[seed] for seed in failed if seed in seeds},
             unfair=broken,
             begun=waiting - arm.runs.keys(),
-            saturated=endpoint.saturation(
-                lambda name, arm=arm: np.array([base.values(name, seeds), arm.values(name, seeds)])
+            saturated=saturation(
+                endpoint, lambda name, arm=arm: np.array([base.values(name, seeds), arm.values(name, seeds)])
             ),
             uninformed=uninformed,
             is_early=not terms.is_listed and is_early(arm, base),
@@ -184,6 +186,26 @@ def _table_of_losses(losses: Array, **known: Any) -> list[ArmRuns]:
         further = {attribute: by_arm[place] for attribute, by_arm in known.items()}
         table.append(ArmRuns(name, name, seeds, losses=row, **plain | further))
     return table
+
+
+def saturation(endpoint: Endpoint, figures: Callable[[str], Array]) -> str:
+    """AT_CHANCE or AT_CEILING where no mean is above guessing, or below the largest value, with 95% confidence.
+
+    Args:
+        figures: The values of a figure by its name; each row is an arm, each column a run.
+    """
+    if not endpoint.is_share:
+        return ""
+    items = figures(endpoint.beside("items"))
+    scaled = endpoint.on_scale(figures)
+    above_floor = scaled - logits(figures(endpoint.beside(endpoint.measure.floor)), items)
+    below_ceiling = logits(np.full(items.shape, endpoint.measure.most), items) - scaled
+    for name, distances in ((AT_CHANCE, above_floor), (AT_CEILING, below_ceiling)):
+        intervals = [mean_interval(row) for row in distances]
+        lows = [interval.low for interval in intervals if interval is not None and interval.low is not None]
+        if lows and max(lows) <= 0:
+            return name
+    return ""
 
 
 def _judge_by_look(tables: list[list[ArmRuns]], terms: Terms) -> Judgement:

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from nexus_ablate.comparison.verdict import NOT_COMPARABLE
 from nexus_ablate.errors import ConfigError, did_you_mean, printable
+from nexus_ablate.measure.measures import Measure
 from nexus_ablate.plain_data import LARGEST, UNREADABLE
 from nexus_ablate.runs.files import read_regular
+from nexus_ablate.study.endpoint import Endpoint
 
 if TYPE_CHECKING:
     import pandas
@@ -83,6 +85,20 @@ class Source:
     @property
     def columns(self) -> list[str]:
         return list(dict.fromkeys(name for _, cells in self.rows for name in cells))
+
+
+class ListedEndpoint(Endpoint, frozen=True, kw_only=True):
+    """An endpoint of a table: its measure may be one that this package doesn't know."""
+
+    own: Measure
+
+    @property
+    def measure(self) -> Measure:
+        return self.own
+
+    @property
+    def origin(self) -> str:
+        return "declared with --delta-min"
 
 
 # ------------------------------------------------------------------------------------------------------------- reading

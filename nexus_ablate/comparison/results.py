@@ -14,12 +14,12 @@ import numpy as np
 
 from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.cell import Effect
-from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.fairness import LEARNED, Check
 from nexus_ablate.comparison.load import Excluded
 from nexus_ablate.comparison.statistics import FAILURES, LEVEL, Interval, mean_interval
 from nexus_ablate.comparison.terms import Terms
 from nexus_ablate.comparison.verdict import DIVERGED, NOT_COMPARABLE, UNSTABLE, Verdict
+from nexus_ablate.study.endpoint import Endpoint
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class ArmResult:
     """
 
     arm: str
-    endpoint: Endpoint = Endpoint()
+    endpoint: Endpoint = Endpoint("val_loss")
     verdict: Verdict | None = None
     seeds: list[int] = field(default_factory=list)
     values: list[float | None] = field(default_factory=list)
@@ -201,7 +201,7 @@ class ArmResult:
         }
         for name in EFFECT_COLUMNS:
             row[name] = getattr(self.effect, name, None)
-        row["delta_min"] = self.endpoint.margin
+        row["margin"] = self.endpoint.margin
         for name in NUMBER_COLUMNS:
             row[name] = getattr(self, name)
         for name in INTERVAL_COLUMNS:

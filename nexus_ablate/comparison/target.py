@@ -15,17 +15,17 @@ from itertools import pairwise
 
 import numpy as np
 
-from nexus_ablate.comparison.endpoint import BY_FLAG, Endpoint
-from nexus_ablate.comparison.listed import REQUIRED, Listed, Source, rows_of
+from nexus_ablate.comparison.listed import REQUIRED, Listed, ListedEndpoint, Source, rows_of
 from nexus_ablate.console import several
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.measure.measures import Measure, measure_of
+from nexus_ablate.study.endpoint import Endpoint, Margin
 
 RULE = 0.004
 
 
 def steps_to_target(
-    source: Source, name: str, columns: Mapping[str, str], target: float, better: str, delta_min: float | None
+    source: Source, name: str, columns: Mapping[str, str], target: float, better: str, delta_min: Margin
 ) -> tuple[list[Listed], Endpoint, dict[str, list[str]]]:
     """Each run with its steps to the target, the endpoint that they are, and the rule for each arm by stratum.
 
@@ -66,7 +66,7 @@ def steps_to_target(
         f"steps to {target:g}", "steps", "training steps until the loss is reached", ("summary",), "lower"
     )
     runs = [_run(log, target) for log in logs.values()]
-    return runs, Endpoint(measure.name, delta_min, measure, BY_FLAG), rules
+    return runs, ListedEndpoint(measure.name, delta_min, own=measure), rules
 
 
 def _losses(log: list[Listed]) -> list[float]:

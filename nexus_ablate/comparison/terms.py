@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.statistics import DIFFERENCES, FAILURES, sidak
 from nexus_ablate.console import several
 from nexus_ablate.study.decoding import read_study
+from nexus_ablate.study.endpoint import Endpoint
 from nexus_ablate.study.schema import Study
 
 NO_STUDY = Study(name="", question="", design="list", seeds=[])
@@ -41,7 +41,7 @@ class Terms:
     name: str = ""
     place: str = ""
     baseline: str = "baseline"
-    endpoint: Endpoint = Endpoint()
+    endpoint: Endpoint = Endpoint("val_loss")
     share: float = 1.0
     strata: int = 1
     family: int = 0
@@ -82,17 +82,7 @@ class Terms:
         """The study's other endpoints; a table that was made elsewhere has none."""
         if self.is_listed:
             return []
-        return [endpoint for endpoint in endpoints_of(self.study) if endpoint.name != self.endpoint.name]
-
-
-def endpoints_of(study: Study) -> list[Endpoint]:
-    """The endpoints of a study, the primary first."""
-    endpoints = []
-    for endpoint in study.endpoints:
-        worth = f", as what {100 * endpoint.tokens:.3g}% of the training tokens are worth" if endpoint.tokens else ""
-        delta_min = None if endpoint.delta_min == "auto" else endpoint.delta_min
-        endpoints.append(Endpoint(endpoint.name, delta_min, origin=f"declared by the study{worth}"))
-    return endpoints
+        return [endpoint for endpoint in self.study.endpoints if endpoint.name != self.endpoint.name]
 
 
 def read_terms(folder: Path) -> Terms:
@@ -114,7 +104,7 @@ def read_terms(folder: Path) -> Terms:
     return replace(
         terms,
         study=study,
-        endpoint=endpoints_of(study)[0],
+        endpoint=study.primary,
         share=study.share,
         strata=max(len(study.all_strata), 1),
         exploratory=tuple(chosen_late(study)),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nexus_ablate.comparison.endpoint import AT_CEILING, AT_CHANCE
 from nexus_ablate.study.schema import CLAIM_SEEDS
 
 NOT_COMPARABLE = "NOT COMPARABLE"
@@ -19,6 +18,8 @@ LOWER = "LOWER"
 HIGHER = "HIGHER"
 EQUIVALENT = "EQUIVALENT"
 INCONCLUSIVE = "INCONCLUSIVE"
+AT_CHANCE = "AT CHANCE"
+AT_CEILING = "AT CEILING"
 
 MEANINGS = {
     BETTER: "the whole interval lies on the better side of 0: below it for a loss",

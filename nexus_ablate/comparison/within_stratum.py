@@ -14,7 +14,6 @@ from nexus_ablate.comparison.arms import Arm, NoResult, against_baseline, group
 from nexus_ablate.comparison.budget import regime_lines
 from nexus_ablate.comparison.curves import AXES
 from nexus_ablate.comparison.differences import consequences, differing
-from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.failures import rising
 from nexus_ablate.comparison.fairness import MISMATCH_FAIL, Check, checks, text, unfair
 from nexus_ablate.comparison.judging import EXACT, judge, spread
@@ -27,6 +26,7 @@ from nexus_ablate.comparison.terms import Terms, amendment_lines
 from nexus_ablate.comparison.verdict import FAILS
 from nexus_ablate.console import several
 from nexus_ablate.errors import ConfigError, did_you_mean, unknown
+from nexus_ablate.study.endpoint import Endpoint
 
 SHOWN = ("train_loss", "generalization_gap")
 """Figures that are shown beside diagnostics and evaluations, whose names have a slash."""

@@ -18,7 +18,6 @@ import msgspec
 import numpy as np
 
 from nexus_ablate.comparison.arms import Arm
-from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.fairness import PASS
 from nexus_ablate.comparison.ledger_entry import LedgerEntry, LedgerRow, LedgerStratum, Made
 from nexus_ablate.comparison.results import ArmResult, Comparison, Stratum
@@ -32,6 +31,7 @@ from nexus_ablate.planning.study_yaml import departures
 from nexus_ablate.provenance import source_hash
 from nexus_ablate.runs import atomic_write_text, strict_json
 from nexus_ablate.study.definition import Request, shipped_studies, shipped_study, strata_of
+from nexus_ablate.study.endpoint import Endpoint
 from nexus_ablate.study.schema import Study
 
 NO_RESULT = "no result"

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.load import Trained
 from nexus_ablate.comparison.results import ArmResult, Comparison, Secondary, Stratum
 from nexus_ablate.console import middle
 from nexus_ablate.errors import printable
 from nexus_ablate.report.arm_tables import TONES, bounds, difference_text
 from nexus_ablate.report.sentences import direction
+from nexus_ablate.study.endpoint import Endpoint
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

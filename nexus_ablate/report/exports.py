@@ -183,7 +183,7 @@ def _json_values(stratum: Stratum) -> dict[str, Any]:
     """Everything that a stratum holds; its rows with every column of the CSV."""
     values = {name: value for name, value in vars(stratum).items() if name not in ("arms", "terms")}
     endpoint = stratum.endpoint
-    values |= {"endpoint": endpoint.name, "unit": endpoint.unit, "delta_min": endpoint.margin}
+    values |= {"endpoint": endpoint.name, "unit": endpoint.unit, "delta_min": endpoint.delta_min}
     rows = zip(arm_tables.records(stratum), stratum.rows, strict=False)  # without secondary endpoints, which come after
     values["rows"] = [record | vars(row) for record, row in rows]
     return {"answer": sentences.answer(stratum), "basis": sentences.basis(stratum), **values}

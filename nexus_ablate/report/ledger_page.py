@@ -18,7 +18,6 @@ from nexus_ablate.comparison.claim import (
     OPPOSITE,
     SUPPORTED,
 )
-from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.learning_rates import RATES
 from nexus_ablate.comparison.ledger_entry import LedgerEntry
 from nexus_ablate.comparison.results import Finding, in_settings
@@ -27,6 +26,7 @@ from nexus_ablate.comparison.terms import amends_claim
 from nexus_ablate.comparison.verdict import NOT_COMPARABLE
 from nexus_ablate.console import several
 from nexus_ablate.report.sentences import arm_of
+from nexus_ablate.study.endpoint import Endpoint
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

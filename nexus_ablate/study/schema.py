@@ -36,8 +36,8 @@ from msgspec import Meta, Struct, field, to_builtins
 from nexus_ablate.config.grammar import show
 from nexus_ablate.errors import ConfigError, unknown
 from nexus_ablate.measure.measures import find
-from nexus_ablate.plain_data import LARGEST
 from nexus_ablate.runs.formats import Positive
+from nexus_ablate.study.endpoint import Endpoint
 
 FIRST_SEEDS = tuple(range(8))
 FIRST_TUNING_SEEDS = (1001, 1002)
@@ -107,27 +107,6 @@ class StudyArm(Part, frozen=True, kw_only=True):
         """The overrides that were asked for, without those that matching added."""
         solved = self.match.solved if self.match else []
         return [text for text in self.overrides if text not in solved]
-
-
-class StudyEndpoint(Part, frozen=True, kw_only=True):
-    """A measure that arms are compared by at the end of training.
-
-    Attributes:
-        delta_min: The smallest difference that matters, in the measure's unit; auto: none is declared.
-        tokens: The share of training tokens that `delta_min` is worth, where it was given as `2% tokens`.
-    """
-
-    name: str
-    delta_min: Positive | Literal["auto"] = "auto"
-    tokens: Annotated[float, Meta(ge=0, lt=LARGEST)] = 0.0
-
-    def __post_init__(self) -> None:
-        measure = find(self.name)
-        if measure.unit in ("text", "hash", "index") or "{" in self.name:
-            raise ConfigError("an endpoint is one number", self.name, "endpoints: [val_loss]")
-
-    def __str__(self) -> str:
-        return self.name if self.delta_min == "auto" else f"{self.name} ({self.delta_min:g})"
 
 
 class Expectation(Part, frozen=True, kw_only=True):
@@ -225,8 +204,8 @@ class Study(Part, frozen=True, kw_only=True, omit_defaults=False):
         list[Positive], Meta(description="one positive number per look", examples=[[0.3, 0.3, 0.4]])
     ] = []
     endpoints: Annotated[
-        list[StudyEndpoint], Meta(min_length=1, description="a list of measures", examples=[["val_loss"]])
-    ] = field(default_factory=lambda: [StudyEndpoint(name="val_loss")])
+        list[Endpoint], Meta(min_length=1, description="a list of measures", examples=[["val_loss"]])
+    ] = field(default_factory=lambda: [Endpoint(name="val_loss")])
     expects: Annotated[
         list[Expectation],
         Meta(description="a list of mappings", examples=[[{"arm": "norm=layer", "val_loss": "equivalent"}]]),
@@ -255,7 +234,7 @@ class Study(Part, frozen=True, kw_only=True, omit_defaults=False):
     refused: list[RefusedArm] = []
 
     @property
-    def primary(self) -> StudyEndpoint:
+    def primary(self) -> Endpoint:
         """The endpoint that decides."""
         return self.endpoints[0]
 

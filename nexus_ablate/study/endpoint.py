@@ -1,25 +1,26 @@
-"""What a verdict is about: a measure, on the scale on which its differences are taken, and how they are written."""
+"""An endpoint, what a verdict is about: a measure, the scale of its differences, and how they are written."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+from typing import Annotated, Literal
 
 import numpy as np
+from msgspec import Meta, Struct
+from numpy.typing import NDArray
 
-from nexus_ablate.comparison.statistics import Array, mean_interval
+from nexus_ablate.errors import ConfigError
 from nexus_ablate.measure.measures import BITS, NATS, Measure, find
+from nexus_ablate.plain_data import LARGEST
+from nexus_ablate.runs.formats import Positive
 
-AT_CHANCE = "AT CHANCE"
-AT_CEILING = "AT CEILING"
-BY_FLAG = "declared with --delta-min"
+Array = NDArray[np.float64]
+Margin = Positive | Literal["auto"]
 
 
-@dataclass(frozen=True)
-class Endpoint:
-    """A measure that arms are compared by.
+class Endpoint(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A measure that arms are compared by at the end of training; in a study's file and study.yaml a mapping.
 
     Measures that are read on a logarithmic scale, such as a kurtosis, are compared by the difference of their natural
     logarithms, which is shown as a ratio: `x1.25` is a quarter more. Shares of right answers are compared by the
@@ -29,23 +30,31 @@ class Endpoint:
     Attributes:
         name: A name of the measures table, as runs write it.
         delta_min: The smallest difference that matters, in the measure's unit, or for ratios as a share: 0.1 is 10%.
-            None: not declared, and no arm can be EQUIVALENT.
-        own: Of a measure that the table lacks, what it would say.
-        origin: Where `delta_min` comes from, in words.
+            auto: none is declared, and no arm can be EQUIVALENT.
+        tokens: The share of training tokens that `delta_min` is worth, where it was given as `2% tokens`.
     """
 
-    name: str = "val_loss"
-    delta_min: float | None = None
-    own: Measure | None = None
-    origin: str = "declared by the study"
+    name: str
+    delta_min: Margin = "auto"
+    tokens: Annotated[float, Meta(ge=0, lt=LARGEST)] = 0.0
+
+    def __post_init__(self) -> None:
+        if self.measure.unit in ("text", "hash", "index") or "{" in self.name:
+            raise ConfigError("an endpoint is one number", self.name, "endpoints: [val_loss]")
 
     def __str__(self) -> str:
-        return self.name if self.delta_min is None else f"{self.name} ({self.delta_min:g})"
+        return self.name if self.delta_min == "auto" else f"{self.name} ({self.delta_min:g})"
 
-    @cached_property
+    @property
     def measure(self) -> Measure:
         """Its row of the measures table."""
-        return self.own or find(self.name)
+        return find(self.name)
+
+    @property
+    def origin(self) -> str:
+        """Where `delta_min` comes from, in words."""
+        worth = f", as what {100 * self.tokens:.3g}% of the training tokens are worth" if self.tokens else ""
+        return f"declared by the study{worth}"
 
     @property
     def log(self) -> bool:
@@ -78,7 +87,7 @@ class Endpoint:
     @property
     def margin(self) -> float:
         """`delta_min` on the scale of differences; 0 where none is declared."""
-        delta_min = self.delta_min or 0.0
+        delta_min = 0.0 if self.delta_min == "auto" else self.delta_min
         return math.log1p(delta_min) if self.log else delta_min
 
     def on_scale(self, figures: Callable[[str], Array]) -> Array:
@@ -89,7 +98,7 @@ class Endpoint:
         """
         values = figures(self.name)
         if self.is_share:
-            return _logits(values, figures(self.beside("items")))
+            return logits(values, figures(self.beside("items")))
         if not self.log:
             return values
         return np.log(np.where(values > 0, values, np.nan))
@@ -97,25 +106,6 @@ class Endpoint:
     def readable(self, values: Array) -> Array:
         """The values as they are shown: a share, read from a parabola over learning rates, is one all the same."""
         return np.clip(values, 0, 1) if self.is_share else values
-
-    def saturation(self, figures: Callable[[str], Array]) -> str:
-        """AT_CHANCE or AT_CEILING where no mean is above guessing, or below the largest value, with 95% confidence.
-
-        Args:
-            figures: As for `on_scale`; each row is an arm, each column a run.
-        """
-        if not self.is_share:
-            return ""
-        items = figures(self.beside("items"))
-        scaled = self.on_scale(figures)
-        above_floor = scaled - _logits(figures(self.beside(self.measure.floor)), items)
-        below_ceiling = _logits(np.full(items.shape, self.measure.most), items) - scaled
-        for name, distances in ((AT_CHANCE, above_floor), (AT_CEILING, below_ceiling)):
-            intervals = [mean_interval(row) for row in distances]
-            lows = [interval.low for interval in intervals if interval is not None and interval.low is not None]
-            if lows and max(lows) <= 0:
-                return name
-        return ""
 
     def value(self, value: float) -> str:
         """A value as text."""
@@ -176,7 +166,7 @@ class Endpoint:
         return self.unit in (NATS, BITS)
 
 
-def _logits(shares: Array, items: Array) -> Array:
+def logits(shares: Array, items: Array) -> Array:
     """Empirical logits of shares of some numbers of answers; exists for 0 and 1 too, beyond which a parabola may go."""
     right = np.clip(shares, 0, 1) * items
     return np.log((right + 0.5) / (items - right + 0.5))
