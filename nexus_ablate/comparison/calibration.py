@@ -131,6 +131,13 @@ def fewest_right(of: int) -> int:
     return bisect_left(range(of + 1), True, key=lambda right: Share(right, of).interval[0] > 0.5)
 
 
+def chance_of(right: int, of: int, accuracy: float) -> float:
+    """The probability that so many of a number of independent changes or more are right."""
+    from scipy.stats import binom
+
+    return float(binom.sf(right - 1, of, accuracy))
+
+
 # ---------------------------------------------------------------------------------------------------------- outcomes
 
 

@@ -23,7 +23,7 @@ from nexus_ablate.comparison.ledger_entry import LedgerEntry
 from nexus_ablate.comparison.results import Finding, in_settings
 from nexus_ablate.comparison.statistics import LEVEL
 from nexus_ablate.comparison.terms import amends_claim
-from nexus_ablate.comparison.verdict import NOT_COMPARABLE
+from nexus_ablate.comparison.verdict import EARLY, NOT_COMPARABLE
 from nexus_ablate.console import several
 from nexus_ablate.report.sentences import arm_of
 from nexus_ablate.study.endpoint import Endpoint
@@ -48,14 +48,19 @@ HEAD = f"""# Claims
 
 Claims that are often made about transformer architectures, tested with runs of this project. Each is restated so that a
 study can decide it, and its fidelity says how near the tested sentence is to the stated one: the same, weaker or
-different. The outcome is that of the tested sentence, in the settings that are given with it: small models. Every row
-can be trained again with its command; `claims --check` compares your runs with those published here. How far models of
-this size can be believed: [the calibration panel](panel.md). Speed is measured by the paired `bench` instead: [what a
-norm costs](performance.md#what-a-norm-costs).
+different. The outcome is that of the tested sentence, in the settings that are given with it: small models. It needs
+every part of the sentence; `held` says how many parts hold. Every row can be trained again with its command;
+`claims --check` compares your runs with those published here. How far models of this size can be believed: [the
+calibration panel](panel.md). Speed is measured by the paired `bench` instead: [what a norm
+costs](performance.md#what-a-norm-costs).
 
-An entry with {FIRST_EDITION} is of the [first edition](#the-first-edition), with the sentence that was tested then. The
-studies of today were written down before any of their runs, and are trained one after the other; what was amended after
-the first run stands with its entry.
+An entry with {FIRST_EDITION} is of the [first edition](#the-first-edition), with the sentence and the design of then;
+its command trains the study of today. The studies of today were written down before any of their runs, and are trained
+one after the other; what was amended after the first run stands with its entry.
+
+Budgets of 20 tokens per parameter count the parameters in blocks; a regime counts all. Where arms share a rate it is
+the default's, which at `femto` is about half the best one: twice the rate gains 0.025 nats there ([the
+baseline](baseline.md)), as much as some of the differences below.
 
 An option brings what its paper prescribes, such as an initialization or a scale of the embedding; `nexus-ablate plan
 NAME` lists what else each arm changes. The words are those of [studies](studies.md#claims). This page is written by
@@ -77,15 +82,17 @@ def page(
         designs: What the files of the studies say of their designs.
         former: Claims of the first edition: study, claim, outcome, and what was wrong.
     """
-    lines = [HEAD, "| as it is tested | outcome | fidelity | study |", "|---|---|---|---|"]
+    lines = [HEAD, "| as it is tested | outcome | held | fidelity | study |", "|---|---|---|---|---|"]
     sections = []
     for name, study in claims.items():
         fidelity = " ".join(study.fidelity)
         entry = entries.get(name)
         if entry is None:
-            lines.append(f"| {study.claim} | {NOT_TRAINED} ({study.cost}) | {fidelity} | `{name}` |")
+            lines.append(f"| {study.claim} | {NOT_TRAINED} ({study.cost}) | – | {fidelity} | `{name}` |")
         else:
-            lines.append(f"| {entry.claim} | **{outcome_of(entry)}** | {fidelity} | [`{name}`](#{name}) |")
+            lines.append(
+                f"| {entry.claim} | **{outcome_of(entry)}** | {_held(entry)} | {fidelity} | [`{name}`](#{name}) |"
+            )
             sections += ["", *_section(study, entry, designs.get(name, ""))]
     lines += ["", *_over_the_ledger(entries), *sections]
     if former:
@@ -119,13 +126,14 @@ def _over_the_ledger(entries: Mapping[str, LedgerEntry]) -> list[str]:
     lines = []
     if decided:
         lost = [f"`{name}`" for name in decided if name not in left]
-        fallen = f"; the others are {', '.join(lost)}" if lost else ""
+        fallen = f"; {' and '.join(lost)} do not" if lost else ""
         lines.append(
             f"{len(left)} of {several(len(decided), 'outcome')} that tests of differences decided survive Holm's "
             f"correction over all such tests of the ledger, entries with {FIRST_EDITION} not counted{fallen}."
         )
     for studies in sharing_a_baseline(entries):
-        lines.append(f"Runs of one baseline, so errors in common: {', '.join(f'`{name}`' for name in studies)}.")
+        names = ", ".join(f"`{name}`" for name in studies)
+        lines.append(f"These share runs of a baseline, which by chance moves them together: {names}.")
     return lines
 
 
@@ -172,7 +180,8 @@ def decided(claims: Mapping[str, Study], entries: Mapping[str, LedgerEntry]) -> 
     stated = {study.stated for study in claims.values()}
     lines = [
         f"{len(claims)} studies of {len(stated)} claims of the field, in small models: {', '.join(counts)}. "
-        f"Those with {FIRST_EDITION} are of the first edition, with about 2 tokens per parameter. Five of them:",
+        f"Those with {FIRST_EDITION} are of the first edition, with about 2 tokens per parameter. What the words mean: "
+        "[claims](docs/studies.md#claims). Five of them:",
         "",
         "| what is said | how it was tested in small models | outcome |",
         "|---|---|---|",
@@ -186,12 +195,12 @@ def decided(claims: Mapping[str, Study], entries: Mapping[str, LedgerEntry]) -> 
 
 
 def _in_numbers(entry: LedgerEntry) -> str:
-    """The first difference in a setting that has the outcome of the entry: ` (femto: all -0.0322 in val_loss)`."""
+    """The first difference in a setting with the entry's outcome: ` (femto: all ends 0.0322 nats per token lower)`."""
     outcome = entry.outcome
     if outcome in DECIDED:
         for expected in entry.expectations:
             if expected.outcome == entry.settings.get(expected.stratum) == outcome:
-                return f" ({_place(expected)} {expected.sentence.partition(' (')[0]})"
+                return f" ({_place(expected)} {_difference(entry, expected)})"
     return ""
 
 
@@ -199,9 +208,25 @@ def outcome_of(entry: LedgerEntry) -> str:
     """The outcome as lists show it: `SUPPORTED IN 3 OF 4 SETTINGS, not shown in 1`, and what must be known with it."""
     depends_on = dict.fromkeys(each.on for each in entry.dependences if each.is_shown)
     text = in_settings(entry.outcome, entry.settings, [*depends_on])
+    if any(EARLY in row.verdict for stratum in entry.strata.values() for row in stratum.rows):
+        text += f", {EARLY}"
     if amends_claim(entry.amendments):
         text += ", amended"
     return text if entry.settings else f"{text} {FIRST_EDITION}"
+
+
+def _difference(entry: LedgerEntry, expected: Finding) -> str:
+    """`ends 0.0322 nats per token lower`; of another measure than a loss, or none, what its sentence begins with."""
+    delta = entry.row(expected).delta
+    if delta is None or expected.endpoint != "val_loss":
+        return expected.sentence.partition(" (")[0]
+    return f"ends {Endpoint(expected.endpoint).clause(delta)}"
+
+
+def _held(entry: LedgerEntry) -> str:
+    """How many parts of the tested sentence hold: `2 of 3`."""
+    held = [expected for expected in entry.expectations if expected.outcome == SUPPORTED]
+    return f"{len(held)} of {len(entry.expectations)}"
 
 
 def _place(expected: Finding) -> str:
@@ -245,7 +270,32 @@ def _section(study: Study, entry: LedgerEntry, design: str) -> list[str]:
     endpoints = dict.fromkeys(endpoint for stratum in entry.strata.values() for endpoint in stratum.margins)
     endpoints.pop("val_loss", None)
     lines += [f"- `{endpoint}`: {Endpoint(endpoint).measure.definition}" for endpoint in endpoints]
-    return lines
+    return [*lines, *_also_measured(entry)]
+
+
+def _also_measured(entry: LedgerEntry) -> list[str]:
+    """A table, folded up, of the differences of which nothing was expected."""
+    asked = [each for each in entry.expectations if each.expected not in OF_TRAINING]
+    expected = {(each.stratum, each.arm, each.endpoint) for each in asked}
+    rows = []
+    for name, stratum in entry.strata.items():
+        for row in stratum.rows:
+            if row.delta is None or row.low is None or row.high is None or (name, row.arm, row.endpoint) in expected:
+                continue
+            delta, low, high = map(Endpoint(row.endpoint).signed, (row.delta, row.low, row.high))
+            rows.append(f"| {name or '–'} | {row.arm} | `{row.endpoint}` | {delta} | {low} to {high} | {row.verdict} |")
+    if not rows:
+        return []
+    return [
+        "",
+        f"<details><summary>Also measured: {several(len(rows), 'difference')} of which nothing was expected</summary>",
+        "",
+        "| setting | arm | measure | difference | interval | verdict |",
+        "|---|---|---|---|---|---|",
+        *rows,
+        "",
+        "</details>",
+    ]
 
 
 def picture_of(study: str) -> str:

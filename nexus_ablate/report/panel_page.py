@@ -12,6 +12,7 @@ from nexus_ablate.comparison.calibration import (
     ChangeOutcome,
     PanelRun,
     Share,
+    chance_of,
     fewest_right,
     newer_wins,
     no_difference,
@@ -39,8 +40,9 @@ CHECKED = {
 HEAD = """# The calibration panel
 
 How far can a model of 0.05 or 0.2 million parameters be believed? Each change below has a known outcome in models of
-about 124M parameters and more. The table was written before the changes were trained here. Two things were changed when
-part of the runs was known: optimizers are no longer scored, and the rates of `femto` end at 0.048 instead of 0.024.
+about 124M parameters and more. The table was written before the panel's runs; of the changes that were `seen before`
+the first edition of the [claims](claims.md) had shown the outcome. Two things were changed when part of the runs was
+known: optimizers are no longer scored, and the rates of `femto` end at 0.048 instead of 0.024.
 [conf/panel.yaml](../conf/panel.yaml) is its source, `python scripts/docs.py` writes this page, and
 `nexus-ablate claims --panel` prints it for your runs.
 
@@ -50,8 +52,10 @@ part of the runs was known: optimizers are no longer scored, and the rates of `f
   nothing, and counts as not right.
 - Both are trained at each rate with each seed, and each is read at its own best rate over the seeds, `qk_norm` at the
   largest rate for both. The intervals are over three seeds and know nothing of other texts.
-- A contested change is shown and not scored: a source of like weight disagrees. Nor is another optimizer scored: it is
-  trained at its default rate alone.
+- Differences are in nats per token. A token is a byte here, and mostly a piece of a word in the sources, so signs can
+  be compared, and sizes cannot.
+- A contested change is shown and not scored: a source of like weight disagrees. Which ones are was written down before
+  the runs. Nor is another optimizer scored: it is trained at its default rate alone.
 """
 
 
@@ -153,6 +157,7 @@ def score_table(outcomes: Outcomes) -> TextTable:
             (size, scored, share),
             (f"{size}, not seen before", fresh, share),
             (f"{size}, contested", contested, share),
+            (f"{size}, contested ones counted too", [*scored, *contested], share),
             (f'always "no difference" ({size})', scored, no_difference),
             (f'always "the newer one wins" ({size})', scored, newer_wins),
         ):
@@ -181,8 +186,11 @@ def kind_table(outcomes: Outcomes) -> TextTable:
     for kind, of_kind in sorted(kinds.items()):
         row = [kind]
         for size in sizes:
-            found = share([outcome for outcome in of_kind if outcome.size == size])
-            row.append(f"{found.right} of {found.of}")
+            here = [outcome for outcome in of_kind if outcome.size == size]
+            directional = share([outcome for outcome in here if not outcome.change.is_null])
+            null = share([outcome for outcome in here if outcome.change.is_null])
+            counts = {"": directional, "null ": null}
+            row.append("; ".join(f"{name}{found.right} of {found.of}" for name, found in counts.items() if found.of))
         missed = [f"{outcome.name} at {outcome.size}" for outcome in of_kind if outcome.agreement != "right"]
         rows.append([*row, ", ".join(missed)])
     heads = ["kind", *sizes, "not right"]
@@ -210,14 +218,14 @@ def sentences(panel: Panel, runs: Sequence[PanelRun]) -> list[str]:
         lines.append(f"Trained: {', '.join(shares)}.")
     if not found:
         return lines
-    lines += agreements(found)
+    lines += [*agreements(found), *_not_scored(found)]
     edges = [f"{outcome.name} at {outcome.size}" for outcome in found if outcome.at_edge]
     if edges:
         lines.append(f"The best rate lies at the edge of the grid, a wider grid might change it: {', '.join(edges)}.")
     lines.append(
-        "For a study of your own: the sign of a difference at this size holds in larger models about as often as this "
-        "table says of changes of its kind. Rely on no more than the lower end of the interval until you have trained "
-        "a larger size."
+        "For a study of your own: of published changes that were chosen as above, this share has the same sign at this "
+        "size. For a change that nobody has published that is no probability. Rely on no more than the lower end of "
+        "the interval until you have trained a larger size."
     )
     return lines
 
@@ -232,13 +240,39 @@ def agreements(outcomes: Outcomes) -> list[str]:
         reversed_ = [outcome.name for outcome in here if outcome.agreement == "reversed"]
         names = f" ({', '.join(reversed_)})" if reversed_ else ""
         shown = [outcome for outcome in here if outcome.low * outcome.high > 0]
+        seen = sum(outcome.change.seen_before for outcome in shown)
         count, _, rest = share_text(share(here)).partition(", ")
-        of_shown = f"{share(shown).right} of the {len(shown)} whose own interval excludes 0"
+        of_shown = (
+            f"{share(shown).right} of the {len(shown)} whose own interval excludes 0 ({seen} of them seen before)"
+        )
         lines.append(
             f"{size}: {count} directional changes have the published sign, {rest}. Among them are {of_shown}; there are"
-            f" {several(len(reversed_), 'reversal')}{names}. Expecting the newer one to win each time is right for"
-            f" {newer_wins(here).right}."
+            f" {several(len(reversed_), 'reversal')}{names}. {_against_newer(here)}"
         )
+    return lines
+
+
+def _against_newer(outcomes: Outcomes) -> str:
+    """How much better small models do than the expectation that the newer of the two wins each time."""
+    apart = [outcome for outcome in outcomes if (outcome.agreement == "right") != newer_wins([outcome]).right]
+    return (
+        f"Expecting the newer one to win each time is right for {newer_wins(outcomes).right}; the two differ on "
+        f"{len(apart)}, of which small models have {share(apart).right} right."
+    )
+
+
+def _not_scored(outcomes: Outcomes) -> list[str]:
+    """By size: reversals among what is not scored, and null changes that three seeds could not decide."""
+    lines = []
+    for size, of_size in groupby(outcomes, key=lambda outcome: outcome.size):
+        here = list(of_size)
+        reversed_ = [each.name for each in here if not each.change.is_scored and each.agreement == "reversed"]
+        wide = [each for each in here if each.change.is_null and each.high - each.low > 2 * each.change.margin]
+        if reversed_:
+            lines.append(f"{size}: of the changes that are not scored, {', '.join(reversed_)} are reversed.")
+        if wide:
+            names = ", ".join(outcome.name for outcome in wide)
+            lines.append(f"{size}: three seeds could not decide these null changes, their intervals are wide: {names}.")
     return lines
 
 
@@ -247,10 +281,9 @@ def power(of: int, which: str = "") -> str:
     fewest = fewest_right(of)
     if fewest > of:
         return f"{several(of, 'change')}{which} cannot tell any accuracy from that of a coin."
-    told = "cannot be told" if fewest > 0.8 * of else "can be told"
     return (
         f"With {of} directional changes{which} the interval excludes a coin's 50% from {fewest} right on "
-        f"({fewest / of:.0%}): an accuracy of 80% {told} from it."
+        f"({fewest / of:.0%}); a true accuracy of 80% reaches that in {chance_of(fewest, of, 0.8):.0%} of such panels."
     )
 
 
