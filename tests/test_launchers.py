@@ -210,7 +210,7 @@ def test_a_worker_of_a_launcher_is_killed_and_the_same_command_resumes_its_run(t
 def test_a_run_that_its_launcher_could_not_start_says_why():
     from hydra.core.utils import JobReturn, JobStatus
 
-    job = SimpleNamespace(state=lambda: ("missing", ""))
+    job = SimpleNamespace(state=lambda: ("missing", ""), exit_status=errors.PREEMPTED)
     failed = JobReturn(status=JobStatus.FAILED)
     failed.return_value = ValueError("no such node")
     result = hydra_launcher.result_from(job, failed)

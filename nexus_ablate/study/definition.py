@@ -231,13 +231,13 @@ def _study(
 
 
 def _check_looks(study: Study) -> None:
-    """Check that each look can decide an arm.
+    """Check that each look can tell an arm from the baseline.
 
     Raises:
         ConfigError: One has too few seeds for any verdict.
     """
     if study.looks and study.looks[0] < CLAIM_SEEDS:
-        problem = f"a look at fewer than {CLAIM_SEEDS} seeds decides no arm, and spends a part of the 5%"
+        problem = f"a look at fewer than {CLAIM_SEEDS} seeds tells no arm from the baseline, and spends a part of the 5%"
         looks = [look + CLAIM_SEEDS - study.looks[0] for look in study.looks]
         got, fix = (f"seeds.looks={','.join(map(str, counts))}" for counts in (study.looks, looks))
         raise ConfigError(problem, got, fix)
