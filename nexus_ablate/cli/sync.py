@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from nexus_ablate.cli.verb import Flag, Flags, Verb
-from nexus_ablate.errors import OK, ConfigError, UserError, printable
+from nexus_ablate.errors import OK, UserError, printable
 
 VERB = Verb(
     "sync",
@@ -42,8 +42,6 @@ def run(dirs: list[str], flags: Flags) -> int:
     check_project(flags.get("project") or "", "--project {} --entity {}")
     require_key()
     paths = runs_at(dirs, "sync")
-    if not paths:
-        raise ConfigError("there is no run here", " ".join(dirs), "name a run directory or a folder of runs")
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("id", "arm", "seed", "state", "rows there", "rows sent"):
         justify = "right" if title in ("seed", "rows there", "rows sent") else "left"
