@@ -294,7 +294,8 @@ def test_a_run_directory_keeps_its_place_on_wandb_and_two_directories_differ(tra
     training.start().finish("preempted", {})
     training.start().finish("finished", {})
     kept = json.loads((training.path / "wandb.json").read_text())
-    assert kept == {"id": fake.inits[0][0]["run_id"], "project": "nexus-ablate", "entity": "me"}
+    place = {"id": fake.inits[0][0]["run_id"], "project": "nexus-ablate", "entity": "me"}
+    assert kept == place | {"url": fake.run.url}
     (training.path / "wandb.json").unlink()
     training.start().finish("finished", {})
     first, again, other = (settings["run_id"] for settings, _ in fake.inits)
