@@ -139,6 +139,28 @@ def test_a_damaged_baseline_damages_no_other_run(tmp_path, capsys):
     assert "1 finished, 1 damaged" in shown.out + shown.err
 
 
+@pytest.mark.parametrize("place", [20, -1])
+def test_a_line_that_is_no_row_is_damage_for_every_command_and_half_a_line_of_a_killed_run_is_none(
+    tmp_path, monkeypatch, capsys, place
+):
+    monkeypatch.chdir(tmp_path)
+    writer = Writer(tmp_path / "runs", "mine")
+    _, damaged, killed = writer.run(), writer.run("norm=layer"), writer.run("norm=none", state="running")
+    lines = (damaged / "metrics.jsonl").read_text().splitlines(keepends=True)
+    lines[place] = "no row\n"
+    (damaged / "metrics.jsonl").write_text("".join(lines))
+    with open(killed / "metrics.jsonl", "a") as log:
+        log.write('{"step": 402, "tok')
+    reason = f"line {range(1, len(lines) + 1)[place]}: "
+    for command, status in (("status mine", 0), ("compare mine", 0), (f"show {damaged}", 2), (f"show {killed}", 0)):
+        assert cli.main(shlex.split(command)) == status
+        printed = " ".join("".join(capsys.readouterr()).split())
+        assert (reason in printed) == (str(killed) not in command), command
+        assert "finished" not in printed or command == "status mine"
+        if command == "status mine":
+            assert "1 finished, 1 damaged, 1 lost" in printed
+
+
 @pytest.mark.parametrize("words", [["empty"], ["mine", "--filter", "nosuch"]], ids=" ".join)
 @pytest.mark.parametrize("flags", [[], ["--watch"]], ids=["once", "watched"])
 def test_status_without_a_run_to_show_shows_none(tmp_path, monkeypatch, words, flags):
