@@ -97,6 +97,18 @@ def test_figures_are_matplotlib_s_and_show_every_arm(study, tmp_path):
     picture.savefig(tmp_path / "picture.pdf")
 
 
+def test_a_figure_says_why_an_arm_has_no_interval_and_has_one_panel_where_there_is_no_other_arm(tmp_path):
+    writer = Writer(tmp_path, "norms")
+    writer.arm(losses=[2.0, 2.1, 2.05, 2.02, 2.08])
+    (losses,) = compare(writer.root).figure().axes
+    assert losses.lines
+    writer.arm("norm=layer", losses=[1.9, 2.02, 1.95, 1.93, 2.0], evaluation="another text")
+    _, differences = compare(writer.root).figure().axes
+    assert [label.get_text() for label in differences.get_yticklabels()] == ["norm=layer"]
+    assert [text.get_text() for text in differences.texts] == ["NOT COMPARABLE"]
+    assert list(differences.get_xticks()) == [0], "there is no scale"
+
+
 @pytest.mark.slow
 def test_the_notebook_of_the_docs_runs(tiny_run, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)

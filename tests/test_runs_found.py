@@ -54,6 +54,15 @@ def test_status_lists_every_run_with_id_loss_and_disk_use(desk, capsys):
     assert lines[-1].startswith("3 finished, 1 failed, 5.")
 
 
+@pytest.mark.parametrize("verb", ["evaluate", "sync"])
+def test_a_folder_without_runs_is_refused_by_each_verb_that_takes_runs(desk, capsys, monkeypatch, verb):
+    monkeypatch.setenv("WANDB_API_KEY", "k3y" * 14)
+    os.mkdir("empty")
+    lines = refused(capsys, f"{verb} empty")
+    assert lines == ["error: there is no run here", "  got: empty", "  try: nexus-ablate status"]
+    printed(capsys, lines[2].removeprefix("  try: nexus-ablate "))
+
+
 def test_runs_are_filtered_by_every_text_and_sorted(desk, capsys):
     assert [line.split()[0] for line in printed(capsys, "status --filter mine --filter finished --sort loss")[1:3]] == [
         "norm=layer",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,7 @@ def strata(tmp_path, *finished):
             ("norm=layer",),
             of="depth",
             stratum=name,
+            all_strata=["shallow", "deep"],
             claim="LayerNorm ends lower",
             expects=[{"arm": "norm=layer", "endpoint": "val_loss", "expected": "lower"}],
         )
@@ -48,6 +50,29 @@ def test_a_stratum_without_a_result_is_named_and_the_claim_is_preliminary(tmp_pa
     assert line in (tmp_path / "page.html").read_text() and line in (tmp_path / "page.md").read_text()
     assert cli.main(["compare", "runs/depth", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["missing"] == {"deep": "1 lost"}
+
+
+@pytest.mark.parametrize("name", ["depth", "depth@shallow"])
+def test_the_claim_is_judged_from_the_only_stratum_that_has_a_folder_and_the_others_are_named(
+    tmp_path, capsys, monkeypatch, name
+):
+    monkeypatch.chdir(tmp_path)
+    strata(tmp_path, "shallow")
+    shutil.rmtree("runs/depth@deep")
+    assert cli.main(["compare", name]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "preliminary: SUPPORTED: LayerNorm ends lower"
+    assert "stratum deep: no result yet (no folder)" in lines
+
+
+def test_a_stratum_that_was_not_named_is_not_said_to_lack_a_result(tmp_path, capsys):
+    for name in ("a", "b", "c"):
+        writer = Writer(tmp_path / "runs", f"depth@{name}")
+        writer.arm(losses=LOSSES)
+        writer.arm("norm=layer", losses=LOWER)
+        writer.plan(("norm=layer",), of="depth", stratum=name, all_strata=["a", "b", "c"])
+    assert cli.main(["compare", *(str(tmp_path / f"runs/depth@{name}") for name in ("a", "b"))]) == 0
+    assert "no result yet" not in capsys.readouterr().out
 
 
 def test_an_arm_without_a_result_is_no_pass_of_the_seeds(tmp_path, capsys):
@@ -112,6 +137,28 @@ def test_a_damaged_baseline_damages_no_other_run(tmp_path, capsys):
     assert cli.main(["status", str(tmp_path / "runs/mine")]) == 0
     shown = capsys.readouterr()
     assert "1 finished, 1 damaged" in shown.out + shown.err
+
+
+@pytest.mark.parametrize("place", [20, -1])
+def test_a_line_that_is_no_row_is_damage_for_every_command_and_half_a_line_of_a_killed_run_is_none(
+    tmp_path, monkeypatch, capsys, place
+):
+    monkeypatch.chdir(tmp_path)
+    writer = Writer(tmp_path / "runs", "mine")
+    _, damaged, killed = writer.run(), writer.run("norm=layer"), writer.run("norm=none", state="running")
+    lines = (damaged / "metrics.jsonl").read_text().splitlines(keepends=True)
+    lines[place] = "no row\n"
+    (damaged / "metrics.jsonl").write_text("".join(lines))
+    with open(killed / "metrics.jsonl", "a") as log:
+        log.write('{"step": 402, "tok')
+    reason = f"line {range(1, len(lines) + 1)[place]}: "
+    for command, status in (("status mine", 0), ("compare mine", 0), (f"show {damaged}", 2), (f"show {killed}", 0)):
+        assert cli.main(shlex.split(command)) == status
+        printed = " ".join("".join(capsys.readouterr()).split())
+        assert (reason in printed) == (str(killed) not in command), command
+        assert "finished" not in printed or command == "status mine"
+        if command == "status mine":
+            assert "1 finished, 1 damaged, 1 lost" in printed
 
 
 @pytest.mark.parametrize("words", [["empty"], ["mine", "--filter", "nosuch"]], ids=" ".join)

@@ -67,6 +67,20 @@ def test_further_seeds_go_to_the_undecided_arms_and_the_same_command_then_trains
     assert photograph(tmp_path / "runs") == before
 
 
+def test_a_study_says_once_where_its_runs_are_on_wandb(study, instant, capsys):
+    end = instant.end
+
+    def sent(job, state):
+        end(job, state)
+        place = {"id": job.path.name, "project": "p", "url": f"https://wandb.test/me/p/runs/{job.path.name}"}
+        (job.path / "wandb.json").write_text(json.dumps(place))
+
+    instant.end = sent
+    assert main(study("vary.norm=layer")) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if line.startswith("W&B")] == ["W&B: https://wandb.test/me/p"]
+
+
 def test_looks_take_the_seeds_that_a_file_names(tiny_run, instant, tmp_path, capsys):
     file = tmp_path / "mine.yaml"
     looks = {"seeds": [10, 12, 11, 14], "looks": [2, 4], "look_weights": [0.5, 0.5]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,8 +15,9 @@ from wandb_server import serving_alone
 from written_runs import Writer
 
 from nexus_ablate import cli, compose, train
+from nexus_ablate.config.options import Option
 from nexus_ablate.runs import read_jsonl
-from nexus_ablate.track import refresh
+from nexus_ablate.track import refresh, start_tracker
 
 CLOCK = {"seconds", "tokens_per_second", "peak_memory_bytes"}
 
@@ -193,6 +195,19 @@ def test_runs_tracked_by_files_alone_arrive_whole_and_a_second_time_changes_noth
 
 def pictures(run):
     return [name for name in run.files if name.startswith("media/images/heat_map/")]
+
+
+def test_a_run_that_has_ended_is_skipped_while_its_mirror_still_sends_it(server, study, command):
+    path, said = study.run("tracker=wandb"), []
+    with start_tracker(Option("wandb", {"project": "p", "entity": "none"}), path, said.append) as mirror:
+        while not said:  # W&B has not accepted it
+            time.sleep(0.05)
+            mirror.row_written()
+        assert said == [f"W&B: {json.loads((path / 'wandb.json').read_text())['url']}"]
+        assert "finished" not in command("sync", "runs") and "being sent, skipped" in command("sync", "runs")
+    assert "finished" in command("sync", "runs")
+    (run,) = server.runs.values()
+    assert run.steps == list(range(0, 401, 2)) and len(pictures(run)) == 1
 
 
 @pytest.mark.slow

@@ -53,8 +53,6 @@ def run(words: list[str], flags: Flags) -> int:
     from nexus_ablate.training.evaluation import evaluate
 
     paths = runs_at(words, "evaluate")
-    if not paths:
-        raise ConfigError("there is no run here", " ".join(words), "name a run directory or a folder of runs")
     console = open_console()
     status = OK
     for path in paths:

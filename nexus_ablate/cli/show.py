@@ -67,6 +67,7 @@ def _show_run(record: RunRecord, picture: Path) -> None:
     from nexus_ablate.report.terminal import show
     from nexus_ablate.training.display import result_facts, table
 
+    curves = run_lines(record)  # first: of a damaged run nothing is shown
     facts = {"run": f"{record.study} / {record.arm} / seed {record.seed}", "state": record.state}
     if record.status.get("reason"):
         facts["reason"] = record.status["reason"]
@@ -77,7 +78,7 @@ def _show_run(record: RunRecord, picture: Path) -> None:
     show(results(record.summary or {}), console)
     console.print()
     heads = ("curve", "first, by step, last")
-    console.print(grid(heads, run_lines(record), console.width, heads))
+    console.print(grid(heads, curves, console.width, heads))
     console.print()
     save_figure(run_figure(record), picture)
     place = printable(nearer(picture), 4096)

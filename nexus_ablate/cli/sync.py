@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from nexus_ablate.cli.verb import Flag, Flags, Verb
-from nexus_ablate.errors import OK, ConfigError, UserError, printable
+from nexus_ablate.errors import OK, AlreadyRunning, UserError, printable
 
 VERB = Verb(
     "sync",
@@ -21,7 +21,8 @@ VERB = Verb(
         Flag("--entity", "NAME", "W&B entity"),
     ),
     "Sends what W&B does not have yet: rows, summary, and heat maps of the probe. Reads only the run "
-    "directory. A run keeps its place on W&B (wandb.json), and no step is sent twice. Skips runs in training.",
+    "directory. A run keeps its place on W&B (wandb.json), and no step is sent twice. Skips runs that are in "
+    "training or that another process still sends.",
     "at least one directory",
 )
 
@@ -42,8 +43,6 @@ def run(dirs: list[str], flags: Flags) -> int:
     check_project(flags.get("project") or "", "--project {} --entity {}")
     require_key()
     paths = runs_at(dirs, "sync")
-    if not paths:
-        raise ConfigError("there is no run here", " ".join(dirs), "name a run directory or a folder of runs")
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("id", "arm", "seed", "state", "rows there", "rows sent"):
         justify = "right" if title in ("seed", "rows there", "rows sent") else "left"
@@ -60,6 +59,9 @@ def run(dirs: list[str], flags: Flags) -> int:
                 done = sync(record, flags.get("project"), flags.get("entity"))
             except WandbFailed:
                 raise
+            except AlreadyRunning:
+                table.add_row(*run, "being sent, skipped", "", "")
+                continue
             except UserError as error:
                 print(error, file=sys.stderr)
                 status = status or error.status

@@ -41,13 +41,15 @@ def compare(
     paths = [path for name in names for path in _strata(Path(name))]
     studies = [read_terms(path).study for path in paths]
     missing: dict[str, str] = {}
+    whole = _study_left_out(paths, studies[0])
     wholes = {study.of for study in studies}
-    if len(paths) > 1 and len(wholes) == 1 and all(study.stratum for study in studies):
+    if (len(paths) > 1 or not whole) and len(wholes) == 1 and all(study.stratum for study in studies):
         name, strata, no_result = studies[0].of, [], None
         folders = {study.stratum: path for study, path in zip(studies, paths, strict=True)}
         for stratum in dict.fromkeys([*studies[0].all_strata, *folders]):
             if stratum not in folders:
-                missing[stratum] = "no folder"
+                if not whole:  # else it was left out on the command line
+                    missing[stratum] = "no folder"
                 continue
             try:
                 strata.append(compare_stratum(folders[stratum], baseline, allow, arm))
@@ -63,7 +65,6 @@ def compare(
         ladder = read_ladder(tokens)
         for stratum in strata:
             with_worth(stratum, ladder)
-    whole = _study_left_out(paths, studies[0])
     claim = None if whole else judge_claim(strata, bool(missing))
     return Comparison(name, strata, changes(strata), claim, missing, whole)
 
@@ -75,14 +76,14 @@ def _strata(path: Path) -> list[Path]:
 
 
 def _study_left_out(paths: list[Path], study: Study) -> str:
-    """The study of the first path, if the paths leave out one of its strata; else ''."""
+    """The study of the first path, if the paths leave out one of its strata that has a folder; else ''."""
     if not study.stratum:
         return ""
     folders = [Path(os.path.abspath(path)) for path in paths]  # `.` has no name
     whole = folders[0].with_name(study.of)
     names = {folder.name for folder in folders}
     strata = {folder.name for folder in _strata(whole)}
-    return "" if len(names) > 1 and strata <= names else str(whole)
+    return "" if strata <= names else str(whole)
 
 
 def changes(strata: list[Stratum]) -> list[Change]:

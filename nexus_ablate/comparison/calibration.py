@@ -28,7 +28,8 @@ from nexus_ablate.config.options import conf_dir
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.plain_data import UNREADABLE
 from nexus_ablate.runs.files import atomic_write_text
-from nexus_ablate.study.panel import BASELINE, STUDY, Panel, PanelChange, stratum_of
+from nexus_ablate.runs.naming import BASELINE
+from nexus_ablate.study.panel import STUDY, Panel, PanelChange, stratum_of
 
 Agreement = Literal["right", "wrong", "reversed", "not decided"]
 """wrong: the mean lies on the other side; of a null change, the interval lies outside the margin.

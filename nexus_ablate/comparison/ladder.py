@@ -17,9 +17,7 @@ from nexus_ablate.comparison.load import collect
 from nexus_ablate.comparison.results import Stratum, Worth
 from nexus_ablate.comparison.statistics import Array
 from nexus_ablate.errors import ConfigError
-
-BUDGETS = ("train.steps", "train.tokens", "train.flops")
-"""Keys in which the runs of a ladder differ."""
+from nexus_ablate.study.arm_overrides import BUDGETS
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -23,6 +23,7 @@ from nexus_ablate.execution.run_states import Line, Watcher, duration, nearer, t
 from nexus_ablate.execution.worker import JobResult
 from nexus_ablate.planning.jobs import Job
 from nexus_ablate.runs import has_status
+from nexus_ablate.track.run_on_wandb import project_page
 
 REFRESH_SECONDS = 0.5
 STATES = {errors.OK: "finished", errors.DIVERGED: "diverged", errors.PREEMPTED: "preempted", errors.ALIVE: "elsewhere"}
@@ -49,6 +50,7 @@ class JobProgress:
         self._watcher = Watcher()
         self._running: dict[Path, tuple[int, Job]] = {}
         self._paths: dict[Path, Path] = {}
+        self._pages = {""}
         self._live: Any = None
         self._total = self._done = self._started = self._ended_before = 0
         self._began = self._drawn = 0.0
@@ -114,6 +116,11 @@ class JobProgress:
         self._done += 1
         state = self._keep(job, result)
         self._paths[job.path] = result.path or job.path
+        with suppress(errors.UserError):  # the next upload reports a damaged file
+            page = project_page(self._paths[job.path])
+            if page not in self._pages:
+                self._pages.add(page)
+                self.say(f"W&B: {page}")
         line = self._line(job, state)
         has_loss = state == "finished" and line.loss is not None
         parts = [f"seed {job.seed}", f"val loss {line.loss:.4f}" if has_loss else state]

@@ -14,6 +14,7 @@ from itertools import compress, pairwise, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nexus_ablate.comparison.curves import read_curves
 from nexus_ablate.comparison.differences import departure
 from nexus_ablate.comparison.learning_rates import RATES
 from nexus_ablate.console import UNLIMITED, grid, without_shared
@@ -102,6 +103,7 @@ class Watcher:
 
     def __init__(self) -> None:
         self._steps: dict[Path, int | None] = {}
+        self._whole: set[tuple[Path, str]] = set()
         self._queues: dict[Path, tuple[float, dict[str, Entry]]] = {}
 
     def lines(self, dirs: Iterable[Path]) -> list[Line]:
@@ -127,6 +129,10 @@ class Watcher:
         study, arm, seed, log = path.parent.parent.name, path.parent.name, seed_of(path), path / "log.txt"
         try:
             status = read_status(path)
+            state = effective_state(status, path)
+            if state not in LIVE and (path, state) not in self._whole:
+                read_curves(path / "metrics.jsonl")  # a damaged line anywhere hides data, and excludes the run
+                self._whole.add((path, state))
             row = last_row(path / "metrics.jsonl")
             measured = row if LOSS in row else last_row(path / "metrics.jsonl", LOSS)
             if self._steps.get(path) is None:
@@ -138,7 +144,6 @@ class Watcher:
         if arm != "baseline" and (baseline_log := _baseline_log(path, seed)):
             with suppress(UserError):  # a damaged baseline has a line of its own
                 baseline = _losses(baseline_log, baseline_log.stat().st_size)
-        state = effective_state(status, path)
         step = row.get("step", status.get("step"))
         loss = measured.get(LOSS)
         beside = baseline.get(measured.get("tokens", -1))

@@ -21,11 +21,11 @@ from nexus_ablate.errors import ConfigError, unknown
 from nexus_ablate.measure.measures import find
 from nexus_ablate.planning.match import solve
 from nexus_ablate.runs import arm_name
+from nexus_ablate.runs.naming import BASELINE
 from nexus_ablate.study.arm_overrides import key_of, merged
 from nexus_ablate.study.schema import ArmMatch, EqualArm, RefusedArm, Study, StudyArm
 from nexus_ablate.training.start import check_groups
 
-BASELINE = "baseline"
 PROBE_LEVELS = ("off", "standard", "full")
 
 

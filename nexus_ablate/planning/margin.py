@@ -9,9 +9,10 @@ from pathlib import Path
 from msgspec import structs
 
 from nexus_ablate.comparison.differences import science_key
-from nexus_ablate.comparison.ladder import BUDGETS, Ladder, read_ladder
+from nexus_ablate.comparison.ladder import Ladder, read_ladder
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.planning.design import ComposedStudy, label
+from nexus_ablate.study.arm_overrides import BUDGETS
 from nexus_ablate.study.schema import Study
 
 LADDERS = "tokens*"

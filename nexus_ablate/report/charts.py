@@ -160,17 +160,19 @@ class Bar:
 
 
 def _bar(row: ArmResult, place: int, label: str, note: str) -> Bar:
-    """The difference of an arm that has one.
+    """The difference of an arm; one that has none is a row with its note alone.
 
     Args:
         place: In the table, of whose colours it has one.
     """
-    mean = row.difference or 0.0
-    ends = (row.effect.low, mean, row.effect.high) if row.effect else (mean, mean, mean)
-    dots = []
-    for seed, difference in zip(row.seeds, row.differences, strict=True):
-        if difference is not None:
-            dots.append((difference, f"{row.arm}, seed {seed}: {row.endpoint.signed(difference)}"))
+    ends, dots = NOT_DRAWN, []
+    if row.difference is not None:
+        ends = (row.difference, row.difference, row.difference)
+        if row.effect:
+            ends = (row.effect.low, row.difference, row.effect.high)
+        for seed, difference in zip(row.seeds, row.differences, strict=True):
+            if difference is not None:
+                dots.append((difference, f"{row.arm}, seed {seed}: {row.endpoint.signed(difference)}"))
     hint = f"{row.arm}: {difference_text(row)} {bounds(row)}"
     short = middle(printable(label), 2 * LABEL_LETTERS - 2).replace(",", ", ")
     lines = fill(short, LABEL_LETTERS, max_lines=2, placeholder="…")
@@ -178,7 +180,7 @@ def _bar(row: ArmResult, place: int, label: str, note: str) -> Bar:
 
 
 def _bars(rows: Sequence[ArmResult]) -> list[Bar]:
-    return [_bar(row, place, row.arm, row.word) for place, row in enumerate(rows) if row.difference is not None]
+    return [_bar(row, place, row.arm, row.word) for place, row in enumerate(rows) if not row.is_baseline]
 
 
 def forest(stratum: Stratum) -> str:
@@ -200,7 +202,7 @@ def strata(comparison: Comparison) -> str:
     bars = []
     for place, change in enumerate(comparison.changes, start=1):
         for row in change.rows:
-            if row is not None and row.difference is not None:
+            if row is not None:
                 bars.append(_bar(row, place, f"{row.stratum}: {row.arm}", row.word))
     return intervals(bars, direction(comparison.strata[0]))
 
@@ -249,6 +251,8 @@ def draw_intervals(
     axes.set_yticks(range(len(bars)), [bar.label for bar in bars])
     axes.tick_params(length=0, pad=8)
     axes.locator_params(axis="x", nbins=4)
+    if not any(seen):
+        axes.set_xticks([0])
     if endpoint is not None and endpoint.log:
         step = next((math.log(ratio) for ratio in RATIO_STEPS if right - left < 4 * math.log(ratio)), right - left)
         axes.xaxis.set_major_locator(MultipleLocator(step))
@@ -410,7 +414,7 @@ def learning_rates(stratum: Stratum) -> str:
 
 
 def comparison_figure(stratum: Stratum) -> Figure:
-    """Validation losses, a line per run, beside the differences to the baseline with intervals."""
+    """Validation losses, a line per run, beside the differences to the baseline where there is another arm."""
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
@@ -418,10 +422,10 @@ def comparison_figure(stratum: Stratum) -> Figure:
     bars = _bars(stratum.rows)
     with matplotlib.rc_context({**STYLE, "font.size": 10, "axes.labelsize": 10, "legend.fontsize": 9}):
         figure = Figure(figsize=(12, max(3.6, 1.2 + 0.5 * len(bars))), layout="constrained")
-        curves, differences = figure.subplots(1, 2)
-        draw_losses(curves, stratum, "tokens")
+        panels = figure.subplots(1, 2 if bars else 1, squeeze=False)[0]
+        draw_losses(panels[0], stratum, "tokens")
         labels = [middle(arm.label, NAME_LETTERS) for arm in stratum.arms]
-        curves.legend([Line2D([], [], color=colour(index)) for index in range(len(labels))], labels)
+        panels[0].legend([Line2D([], [], color=colour(index)) for index in range(len(labels))], labels)
         if bars:
-            draw_intervals(differences, bars, direction(stratum), stratum.endpoint.margin, stratum.endpoint)
+            draw_intervals(panels[1], bars, direction(stratum), stratum.endpoint.margin, stratum.endpoint)
     return figure

@@ -198,6 +198,7 @@ class WandbRun(Struct):
     id: str
     project: str | None = None
     entity: str | None = None
+    url: str = ""
 
 
 class SubmissionRecord(Struct):

@@ -44,13 +44,16 @@ def runs_at(words: list[str], verb: str) -> list[Path]:
     """The runs that words name: those in each directory, a run by its id, or `last`.
 
     Raises:
-        UserError: As in `run_at`, or a directory that can't be read.
+        UserError: As in `run_at`, or a directory that can't be read, or there is no run at all.
     """
     paths = []
     for word in words:
         is_run = word == LAST or (_ID.fullmatch(word) and not Path(word).exists())
         paths.append(run_at(word, verb) if is_run else Path(word))
-    return find_runs(paths)
+    runs = find_runs(paths)
+    if not runs:
+        raise ConfigError("there is no run here", " ".join(words), "nexus-ablate status")
+    return runs
 
 
 def run_at(word: str, verb: str) -> Path:

@@ -14,6 +14,8 @@ from nexus_ablate.masking import mask
 from nexus_ablate.runs.files import refuse_link, storage
 
 NAME_BYTES = 120
+BASELINE = "baseline"
+"""The name of the arm that differs in nothing."""
 _UNSAFE = re.compile(r"^\.|[^A-Za-z0-9=,.@_+-]")
 _NAME = re.compile(r"[A-Za-z0-9=,_+-][A-Za-z0-9=,.@_+-]*")
 
@@ -61,7 +63,7 @@ def identity(science: dict[str, Any], data_fingerprint: str, source: str, plugin
 def arm_name(differences: dict[str, str]) -> str:
     """How an arm differs from the baseline, as a directory name of at most 120 bytes: `norm=layer,placement=post`."""
     if not differences:
-        return "baseline"
+        return BASELINE
     full = ",".join(f"{key}={value}" for key, value in sorted(differences.items()))
     readable = mask(full).replace("/", "over")
     name = _UNSAFE.sub("_", readable)

@@ -39,17 +39,18 @@ def _close_in_child() -> None:
 os.register_at_fork(after_in_child=_close_in_child)
 
 
-def take_lock(path: Path, busy: str = "is being trained") -> int | None:
+def take_lock(path: Path, busy: str = "is being trained", name: str = "LOCK") -> int | None:
     """The descriptor that owns a directory; None where the file system has no locks.
 
     Args:
         path: The directory of a run or a study.
         busy: What another owner is doing, for the error.
+        name: The file that is locked.
 
     Raises:
         AlreadyRunning: Another process holds it.
     """
-    descriptor = open_regular(path / "LOCK", os.O_RDWR | os.O_CREAT)
+    descriptor = open_regular(path / name, os.O_RDWR | os.O_CREAT)
     for _ in range(5):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -18,7 +18,6 @@ from nexus_ablate.study.schema import ArmName, Match, Override, Positive, Seed, 
 
 STUDY = "panel"
 """What the names of the panel's studies begin with."""
-BASELINE = "baseline"
 Text = Annotated[str, Meta(min_length=1)]
 Kind = Literal["attention", "ffn", "norm", "optimizer", "output", "placement", "position", "regularization", "schedule"]
 

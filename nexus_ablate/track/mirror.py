@@ -16,7 +16,7 @@ from nexus_ablate.runs.files import refuse_link
 from nexus_ablate.runs.lookup import name_to_type
 from nexus_ablate.track.account import LOG_IN, NO_KEY, credentials, failure, resolve_mode
 from nexus_ablate.track.run_on_wandb import place_of
-from nexus_ablate.track.upload import Upload
+from nexus_ablate.track.upload import Upload, only_sender
 
 PATIENCE = 20.0  # seconds that finish() waits for W&B
 PREEMPTED_PATIENCE = 5.0  # the same if a scheduler is about to kill the process
@@ -107,15 +107,16 @@ class WandbTracker(Tracker):
 
     def _mirror(self) -> None:
         try:
-            upload = self._start()
-            place = upload.url or f"offline; `nexus-ablate sync {name_to_type(self._run_dir)}` sends the run later"
-            self._lines.put(f"W&B: {place}")
-            while True:
-                self._news.wait()
-                self._news.clear()
-                if self._end is not None:
-                    return upload.close(*self._end)
-                upload.bring()
+            with only_sender(self._run_dir):
+                upload = self._start()
+                place = upload.url or f"offline; `nexus-ablate sync {name_to_type(self._run_dir)}` sends the run later"
+                self._lines.put(f"W&B: {place}")
+                while True:
+                    self._news.wait()
+                    self._news.clear()
+                    if self._end is not None:
+                        return upload.close(*self._end)
+                    upload.bring()
         except Exception as error:
             self._lines.put(f"W&B failed ({failure(error)}); {self._where()}")
 

@@ -34,6 +34,16 @@ def place_of(run_dir: Path, option: Option, project: str | None = None, entity: 
     return WandbRun(before["id"], project or before["project"], entity or before.get("entity"))
 
 
+def project_page(run_dir: Path) -> str:
+    """The address of the project that a run was sent to; '' where W&B has not accepted it.
+
+    Raises:
+        UserError: The file that says where the run is is damaged.
+    """
+    place = read_document(run_dir / PLACE_FILE, WandbRun) or {}
+    return place.get("url", "").partition("/runs/")[0]
+
+
 def config_of(record: RunRecord) -> dict[str, Any]:
     """The nested configuration, the resolved values of `auto`, and flat `axis/norm: rms` entries to group by.
 

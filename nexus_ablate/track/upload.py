@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,26 @@ from msgspec.structs import asdict
 from nexus_ablate.report.run_picture import HEAT_MAPS, heat_maps
 from nexus_ablate.runs import SETTLED, RunRecord, atomic_write_json, read_jsonl
 from nexus_ablate.runs.formats import WandbRun
+from nexus_ablate.runs.ownership import release, take_lock
 from nexus_ablate.runs.record import parse_row, read_lines
 from nexus_ablate.track.account import set_up
 from nexus_ablate.track.run_on_wandb import PLACE_FILE, config_of, settings_of
 
 X_AXIS = "tokens"
+
+
+@contextmanager
+def only_sender(run_dir: Path) -> Iterator[None]:
+    """Inside, no other process sends the run: W&B would get rows and pictures twice, and one would end it for both.
+
+    Raises:
+        AlreadyRunning: Another process sends it.
+    """
+    lock = take_lock(run_dir, "is being sent to W&B", "wandb.lock")
+    try:
+        yield
+    finally:
+        release(lock)
 
 
 class Upload:
@@ -48,7 +64,7 @@ class Upload:
         self._run = begin(settings, config)
         self.url = self._run.url or ""
         self.before = self.sent = 0
-        atomic_write_json(file, asdict(WandbRun(place.id, place.project, self._run.entity or place.entity)))
+        atomic_write_json(file, asdict(WandbRun(place.id, place.project, self._run.entity or place.entity, self.url)))
         self._run.define_metric("*", step_metric=X_AXIS)
         self._read = 0  # bytes of metrics.jsonl that have been read
         self._next = self._run.starting_step  # the first step that W&B does not have
