@@ -28,7 +28,7 @@ def compose(overrides: list[str] | tuple[str, ...] = (), plugins: Iterable[str |
         plugins: Directories of further options. They stay available in this process and in those it starts.
 
     Raises:
-        ConfigError: The configuration can't be run; see resolve.py for the rules.
+        ConfigError: The configuration can't be run; see rules.py.
     """
     add_plugins(plugins)
     check_overrides(list(overrides), sweeps=False)
