@@ -70,6 +70,7 @@ def test_what_was_meant_is_what_is_suggested(capsys, command, fix):
         ("optim.cooldown=0.3", "optim.schedule=cosine has no phase of cooling, so it has no effect"),
         ("optim.schedule=constant optim.final_lr=0", "keeps the peak rate, so it has no effect"),
         ("weight_decay=0 optim.decay=all", "weight_decay=0 decays nothing, so it has no effect"),
+        ("norm=layer norm=rms", "norm=layer has no effect: norm=rms comes after it"),
     ],
 )
 def test_an_option_without_effect_says_so(capsys, option, note):
