@@ -15,8 +15,9 @@ from nexus_ablate.config.options import (
     default_option,
     option_files,
 )
-from nexus_ablate.config.rules import apply_rules, check_layers, check_rules, without_effect
+from nexus_ablate.config.rules import apply_rules, check_rules, without_effect
 from nexus_ablate.config.run_config import CLOSED_GROUPS, OPTION_GROUPS, ModelConfig, Resolved, RunConfig, keys_of
+from nexus_ablate.config.spelling import one_spelling
 from nexus_ablate.errors import ConfigError, unknown
 from nexus_ablate.gpus import multiplies_bf16
 
@@ -61,7 +62,7 @@ def from_values(values: dict[str, Any]) -> RunConfig:
 
 
 def checked(config: RunConfig) -> RunConfig:
-    """The configuration with `resolved` filled in, and the `auto` of `train.precision` and `optim.lr` replaced.
+    """The configuration in one spelling, with `resolved`, and without the `auto` of `train.precision` and `optim.lr`.
 
     So config.yaml, identity and every other machine that reads the configuration have precision and rate themselves.
 
@@ -73,7 +74,9 @@ def checked(config: RunConfig) -> RunConfig:
     if config.optim.keys["lr"] == "auto":
         config.optim = Option(config.optim.name, config.optim.keys | {"lr": default_rate(config)})
     check_rules(config)
+    notes = one_spelling(config)
     config.resolved = resolve(config)
+    config.resolved.notes += notes
     return config
 
 
@@ -227,7 +230,6 @@ def resolve(config: RunConfig) -> Resolved:
         notes=prescriptions.notes,
         prescribed=prescriptions.sources,
     )
-    check_layers(resolved.nope_every, model.n_layers)
     resolved.notes += without_effect(config, resolved) + apply_rules(config, resolved, prescriptions.chosen)
     return resolved
 

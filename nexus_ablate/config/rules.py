@@ -13,7 +13,6 @@ from nexus_ablate.config.options import (
     SHIPPED,
     Option,
     OptionFile,
-    default_option,
     evaluation_of,
     option_files,
 )
@@ -41,6 +40,13 @@ def check_rules(config: RunConfig) -> None:
         raise ConfigError("n_kv_heads must divide model.n_heads", got, "n_kv_heads=1 shares one among all")
     if config.window == []:
         raise ConfigError("window needs at least one layer's width", "[]", "window=off, or window=[128,0]")
+    for key, value in config.position.keys.items():
+        if value == []:
+            default = option_files("position")[config.position.name].keys[key].default
+            raise ConfigError(
+                f"position.{key} needs at least one layer's value", "[]", f"position.{key}={show(default)}"
+            )
+    check_layers(config.nope_every, model.n_layers)
     if train.tokens != "auto" and train.flops != "auto":
         raise ConfigError("a run has one budget", "train.tokens and train.flops", "give one of them")
     if train.compile == "graphs" and train.device in ("cpu", "mps"):
@@ -56,6 +62,9 @@ def check_rules(config: RunConfig) -> None:
                 f"{evaluation.name} has no such file", name, f"evals=[{evaluation.name}], the shipped one"
             )
     for role, factors in factors_by_role(config.schedule.groups).items():
+        if "weight_decay" in factors and not config.weight_decay:
+            got = f"optim.groups={show(config.schedule.groups)} weight_decay=0"
+            raise ConfigError("weight_decay=0 decays nothing, so a factor on it has no effect", got, "weight_decay=0.1")
         if "weight_decay" in factors and role not in DECAYED[config.schedule.decay]:
             problem = f"optim.decay={config.schedule.decay} does not decay the role {role}"
             raise ConfigError(problem, f"optim.groups={show(config.schedule.groups)}", "optim.decay=all")
@@ -124,19 +133,6 @@ def without_effect(config: RunConfig, resolved: Resolved) -> list[str]:
     if windows and min(windows) >= context:
         note = f"window={show(config.window)}: no query of {context} tokens is that far from a key"
         notes.append(f"{note}; it acts in longer evaluations alone")
-    defaults = default_option("optim", config.optim.name).keys
-    schedule = config.schedule.schedule
-    unused = {}
-    if schedule != "wsd":
-        unused["cooldown"] = f"optim.schedule={schedule} has no phase of cooling"
-    if schedule == "constant":
-        unused["final_lr"] = "optim.schedule=constant keeps the peak rate"
-    if not config.weight_decay:
-        unused |= dict.fromkeys(("decay", "decay_mode"), "weight_decay=0 decays nothing")
-    for key, reason in unused.items():
-        value = config.optim.keys[key]
-        if value != defaults[key]:
-            notes.append(f"optim.{key}={show(value)}: {reason}, so it has no effect")
     return notes
 
 
