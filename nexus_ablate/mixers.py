@@ -30,9 +30,12 @@ class MultiHead(Mixer):
 
     `kv_bias` adds one learned key per key head, with a learned value or the value 0. Every query sees it, and no norm,
     gate or position acts on it (Sun et al. 2024, arXiv:2402.17762; Gu et al. 2024, arXiv:2410.10781; the authors' code
-    of both). Its initial values and weight decay are those of the key and value projections. The sink token is the
-    first of the sequence: its query and key are not rotated, it has no position bias, and every query sees it, even
-    outside its window. The text's positions count from 0 with and without it.
+    of both). It decays like the key and value projections. The init sets it as a matrix of their roles with
+    head_dim inputs: N(0, 0.02^2) under init=gpt2, as in the first authors' code (gpt-2/model_attn_bias.py), and
+    N(0, 1 / head_dim) under init=fan_in, where the keys of the text start with a variance of about 1.
+
+    The sink token is the first of the sequence: its query and key are not rotated, it has no position bias, and every
+    query sees it, even outside its window. The text's positions count from 0 with and without it.
     """
 
     core: AttentionCore

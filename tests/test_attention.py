@@ -282,6 +282,14 @@ def test_sinks_start_and_decay_by_the_role_of_what_they_stand_for(tiny):
     assert roles["sink.weight"] == "embedding"
 
 
+@pytest.mark.parametrize(("init", "std"), [("gpt2", 0.02), ("fan_in", 64**-0.5)])
+def test_learned_keys_start_as_a_matrix_with_an_input_per_channel_of_a_head(tiny, init, std):
+    overrides = ["kv_bias=key_value", f"init={init}", "model.d_model=512", "model.n_heads=8", "init.branch_scale=off"]
+    attn = build_model(tiny(*overrides), vocab_size=11).blocks[0].attn
+    for learned in (attn.learned_key_Gd, attn.learned_value_Gd):
+        assert learned.std().item() == pytest.approx(std, rel=0.2)
+
+
 # ------------------------------------------------------------------------------------------------------- key bias
 
 

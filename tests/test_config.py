@@ -175,6 +175,44 @@ def test_naming_what_auto_means_is_the_same_run_under_the_same_name():
     assert differences(named) == {}
 
 
+SPELLINGS = [
+    (["norm_gain_sites=[ffn,attn,ffn]", "norm.gain_init=0.5"], ["norm_gain_sites=[attn,ffn]", "norm.gain_init=0.5"]),
+    (["nope_every=[3]"], ["nope_every=4"]),
+    (["nope_every=[3,1]"], ["nope_every=2"]),
+    (["nope_every=[2,1]"], ["nope_every=[1,2]"]),
+    (["window=[8,0,8,0]"], ["window=[8,0]"]),
+    (["window=[8]"], ["window=8"]),
+    (["window=[0,0]"], []),
+    (["position.theta=[10000,10000]"], []),
+    (["position=rope_yarn", "position.factor=[1,8,1,8]"], ["position=rope_yarn", "position.factor=[1,8]"]),
+    (["embed_scale=8"], ["embed_scale=sqrt_d"]),
+    (["embed_scale=1"], ["embed_scale=off"]),
+    (["logit_scale=1", "vocab_size=256"], []),
+    (["qkv_bias=on", "attn_out_bias=on", "ffn_bias=on"], ["bias=on"]),
+    (["bias=on", "qkv_bias=off", "attn_out_bias=off", "ffn_bias=off"], []),
+    (["optim.cooldown=0.3", "data.bpe_vocab=300", "train.precision=fp32", "norm.fp32=off"], ["train.precision=fp32"]),
+    (["weight_decay=0", "optim.decay=all"], ["weight_decay=0"]),
+]
+
+
+@pytest.mark.parametrize(("spelled", "plain"), SPELLINGS, ids=lambda overrides: " ".join(overrides))
+def test_two_spellings_of_one_computation_are_one_run_under_one_name(spelled, plain):
+    one, other = compose(spelled), compose(plain)
+    assert one.nested() == other.nested() and one.science() == other.science()
+    assert differences(one) == differences(other)
+
+
+def test_biases_are_the_same_however_they_are_switched_on():
+    assert compose(["bias=on", "ffn_bias=off"]).science() == compose(["qkv_bias=on", "attn_out_bias=on"]).science()
+
+
+@pytest.mark.parametrize("spelled", ["nope_every=[0]", "window=[8,0,8]", "embed_scale=4", "logit_scale=2"])
+def test_what_is_computed_otherwise_keeps_its_value(spelled):
+    key, _, value = spelled.partition("=")
+    assert compose([spelled]).science() != compose().science()
+    assert differences(compose([spelled])) == {key: value.strip("[]").replace(",", "+")}
+
+
 def test_an_arm_is_named_by_its_differences_and_never_by_its_seed():
     config = compose(["norm=layer", "placement=post", "d_ff_ratio=4", "seed=3", "norm.eps=1e-6", "model=mini"])
     assert differences(config) == {

@@ -173,13 +173,33 @@ def test_a_kernel_of_a_gpu_belongs_to_the_part_that_launched_it(kernel, part):
     assert part_of(kernel).startswith(part)
 
 
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA GH200 480GB", 989e12),
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA H200 NVL", 835e12),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("A100-SXM4-40GB", 312e12),
+        ("NVIDIA A100 80GB PCIe", 312e12),
+        ("NVIDIA L40", 181e12),
+        ("NVIDIA L4", 121e12),
+        ("NVIDIA GeForce RTX 4090", 165e12),
+        ("NVIDIA GeForce RTX 4090 D", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("Tesla V100-SXM2-16GB", 125e12),
+        ("Tesla V100-PCIE-16GB", 112e12),
+        ("some other GPU", None),
+    ],
+)
+def test_a_gpu_has_the_peak_of_its_own_data_sheet_or_none(name, peak):
+    assert peak_flops(name, "bf16") == peak
+
+
 def test_the_peak_is_that_of_the_run_s_precision():
-    assert peak_flops("NVIDIA H100 80GB HBM3", "bf16") == 989e12
     assert peak_flops("NVIDIA H100 80GB HBM3", "fp32") == 67e12
-    assert peak_flops("NVIDIA H100 PCIe", "bf16") == 756e12
-    assert peak_flops("NVIDIA L40", "bf16") == 181e12
-    assert peak_flops("NVIDIA L4", "bf16") == 121e12
-    assert peak_flops("some other GPU", "bf16") is None
 
 
 def test_peak_memory_on_a_gpu_leaves_out_evaluations_and_probes(monkeypatch):

@@ -53,6 +53,9 @@ def test_a_project_that_w_and_b_refuses_is_named_before_anything_is_trained(caps
         ("param=mup init.branch_scale=off", "init=gpt2 init.branch_scale=off"),
         ("position=rope_llama3 position.low_freq_factor=8", "position.low_freq_factor=1 position.high_freq_factor=4"),
         ("position=rope_yarn position.beta_slow=32", "position.beta_fast=32 position.beta_slow=1"),
+        ("position.theta=[]", "position.theta=10000"),
+        ("conv=canon conv.attn_in=off conv.qkv=off conv.ffn_in=off conv.ffn_hidden=off", "conv=none"),
+        ("weight_decay=0 optim.groups=[head:weight_decay:2] tie_embeddings=off", "weight_decay=0.1"),
         ("gate=bondarenko model.d_model=16 model.n_heads=32 model.head_dim=4", "fewer model.n_heads"),
     ],
 )
@@ -70,6 +73,20 @@ def test_what_was_meant_is_what_is_suggested(capsys, command, fix):
         ("optim.cooldown=0.3", "optim.schedule=cosine has no phase of cooling, so it has no effect"),
         ("optim.schedule=constant optim.final_lr=0", "keeps the peak rate, so it has no effect"),
         ("weight_decay=0 optim.decay=all", "weight_decay=0 decays nothing, so it has no effect"),
+        ("data.bpe_vocab=300", "data.tokenizer=bytes is not trained, so it has no effect"),
+        ("train.precision=fp32 norm.fp32=off", "train.precision=fp32 is float32 throughout, so it has no effect"),
+        (
+            "normalizer=clipped normalizer.gamma=-0.1 normalizer.alpha=2",
+            "normalizer.gamma is given, so it has no effect",
+        ),
+        ("gate=bondarenko gate.hidden=4", "gate.form=linear has no hidden layer, so it has no effect"),
+        ("norm=dyt norm.alpha_attn=3 placement=hybridnorm", "hybridnorm has no norm in attention, so it has no effect"),
+        ("position=rope_yarn position.factor=1", "no frequency changes, so it is position=rope"),
+        ("norm=none embed_norm=on", "the norm of the embedding is the identity too, so it has no effect"),
+        ("param=ngpt init=gpt2 init.std=0.1", "their first standard deviation has no effect"),
+        ("bias=on qkv_bias=off attn_out_bias=off ffn_bias=on", "ffn_bias are given, so it has no effect"),
+        ("probe=off probe.every=5", "probe=off, so it has no effect"),
+        ("norm=layer norm=rms", "norm=layer has no effect: norm=rms comes after it"),
     ],
 )
 def test_an_option_without_effect_says_so(capsys, option, note):

@@ -99,6 +99,18 @@ def test_status_counts_what_an_amended_study_wants_and_names_the_runs_that_it_re
     assert status() == "2 waiting, 3 replaced", "by other code"
 
 
+def test_under_another_name_auto_means_what_it_does_for_the_new_baseline(tiny_run, text_file, instant, tmp_path):
+    text_file.write_text("the quick brown fox jumps over the lazy dog.\n" * 3000)
+    words = [text for text in tiny_run() if not text.startswith("train.steps")]
+    how = ["--workers", "1", *(text for text in words if text.startswith(("runs_dir", "tracker", "train.device")))]
+    first = ["study", "mine", "vary.norm=layer", "seeds=0", "endpoints=quantization/loss", "--workers", "1", *words]
+    assert main(first) == 0
+    assert main(["study", "mine", "name=mine_2", "model.n_layers=1", "endpoints=val_loss", *how]) == 0
+    assert {"train.tokens=122880", "evals=[quantization]"} <= {*record(tmp_path, "mine")["baseline"]}
+    again = record(tmp_path, "mine_2")["baseline"]
+    assert "train.tokens=61440" in again and "evals=[quantization]" not in again
+
+
 def test_an_amended_kind_of_match_is_solved_anew(tiny_run, instant, tmp_path):
     how = launched(tiny_run, "vary.gate=elementwise", "match=params", "seeds=0")
     assert main(["study", "mine", "match=flops", "--amend", *how]) == 0

@@ -34,7 +34,7 @@ OUTPUTS = (
 
 def _place_on_wandb(text: str) -> str:
     """`project` or `entity/project`, as typed after --wandb."""
-    from nexus_ablate.config.resolve import check_project
+    from nexus_ablate.config.rules import check_project
 
     entity, slash, project = text.rpartition("/")
     if "/" in entity or not project or (slash and not entity):

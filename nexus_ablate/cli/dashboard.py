@@ -41,7 +41,7 @@ def run(words: list[str], flags: Flags) -> int:
         )
 
     from nexus_ablate.config.options import option_files
-    from nexus_ablate.config.resolve import check_project
+    from nexus_ablate.config.rules import check_project
     from nexus_ablate.runs import strict_json
     from nexus_ablate.track import workspaces
 

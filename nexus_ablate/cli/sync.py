@@ -32,7 +32,7 @@ def run(dirs: list[str], flags: Flags) -> int:
     from rich.markup import escape
     from rich.table import Table
 
-    from nexus_ablate.config.resolve import check_project
+    from nexus_ablate.config.rules import check_project
     from nexus_ablate.console import open_console
     from nexus_ablate.runs import read_run
     from nexus_ablate.runs.lookup import id_of, runs_at

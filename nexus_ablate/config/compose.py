@@ -28,13 +28,26 @@ def compose(overrides: list[str] | tuple[str, ...] = (), plugins: Iterable[str |
         plugins: Directories of further options. They stay available in this process and in those it starts.
 
     Raises:
-        ConfigError: The configuration can't be run; see resolve.py for the rules.
+        ConfigError: The configuration can't be run; see rules.py.
     """
     add_plugins(plugins)
     check_overrides(list(overrides), sweeps=False)
     config = from_values(compose_values(list(overrides)))
     check_installed("optim", config.optim.name)
+    config.resolved.notes += replaced(overrides)
     return config
+
+
+def replaced(overrides: Iterable[str]) -> list[str]:
+    """A note for each override that a later one replaces. As everywhere in Hydra the last one counts."""
+    last: dict[str, str] = {}
+    notes = []
+    for text in overrides:
+        name = text.lstrip("+").partition("=")[0]
+        if last.get(name, text) != text:
+            notes.append(f"{last[name]} has no effect: {text} comes after it")
+        last[name] = text
+    return notes
 
 
 def compose_values(overrides: list[str]) -> dict[str, Any]:

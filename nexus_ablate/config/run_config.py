@@ -309,6 +309,7 @@ class RunConfig:
                 values[item.name] = value
         for name in MEANT:
             values[name] = getattr(self.resolved, name)
+        values["bias"] = self.resolved.qkv_bias and self.resolved.attn_out_bias and self.resolved.ffn_bias
         values["window"] = self.resolved.windows if any(self.resolved.windows) else []
         values |= {"init": self.resolved.init.flat(), "qk_norm": self.resolved.qk_norm.flat()}
         values["model"] |= {"head_dim": self.resolved.head_dim, "d_ff": self.resolved.d_ff}

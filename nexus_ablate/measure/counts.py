@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -18,19 +19,28 @@ from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.model import countable_model
 
 PEAK_FLOPS = {
+    "GH200": (989e12, 67e12),
     "H200": (989e12, 67e12),
-    "H100 PCIe": (756e12, 51e12),
-    "H100 NVL": (835e12, 60e12),
+    "H200 NVL": (835e12, 60e12),
     "H100": (989e12, 67e12),
+    "H100 PCIE": (756e12, 51e12),
+    "H100 NVL": (835e12, 60e12),
     "A100": (312e12, 19.5e12),
+    "A100 PCIE": (312e12, 19.5e12),
     "L40S": (362e12, 91.6e12),
     "L40": (181e12, 90.5e12),
     "L4": (121e12, 30.3e12),
     "RTX 4090": (165e12, 82.6e12),
     "V100": (125e12, 15.7e12),
+    "V100 PCIE": (112e12, 14e12),
 }
 """FLOPs per second of dense matrix products, from the makers' data sheets: in bf16 and fp16 (V100: only fp16), and in
-float32 without TF32."""
+float32 without TF32.
+
+A GPU has one of these names as a whole, besides words of `_SAME_GPU`: an RTX 4090 Laptop or 4090 D and a slice of a GPU
+(MIG) are slower than what their names begin with."""
+_SAME_GPU = re.compile(r"NVIDIA|TESLA|GEFORCE|SXM[2-5]|HBM\w+|\d+GB?")
+"""Words in the names of GPUs that do not change these figures."""
 
 
 def parameters(model: nn.Module) -> tuple[int, int]:
@@ -124,5 +134,6 @@ def _forward_flops(model: nn.Module, context: int, rows: int) -> dict[str, int]:
 
 def peak_flops(device_name: str, precision: str) -> float | None:
     """The device's peak in FLOPs per second at `train.precision`, or None if unknown."""
-    peaks = next((peaks for name, peaks in PEAK_FLOPS.items() if name in device_name), None)
+    words = re.split("[ -]", device_name.upper())
+    peaks = PEAK_FLOPS.get(" ".join(word for word in words if not _SAME_GPU.fullmatch(word)))
     return peaks[precision == "fp32"] if peaks else None

@@ -137,7 +137,7 @@ def _with_baseline(study: Study, launch: Sequence[str]) -> tuple[Study, RunConfi
         added.append(f"train.tokens={default_tokens(base.model)}")
     if not added:
         return study, base
-    study = replace(study, baseline=merged(study.baseline, added))
+    study = replace(study, baseline=merged(study.baseline, added), pinned=merged(study.pinned, added))
     return study, compose_arm(study, [], launch)
 
 

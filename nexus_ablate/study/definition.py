@@ -220,8 +220,9 @@ def _study(
     if launched and (name != launched.name or overrides):
         arms = [structs.replace(arm, overrides=arm.requested, match=None) for arm in launched.arms]
         values = msgspec.to_builtins(structs.replace(launched, arms=arms))
-    if launched and name != launched.name:
+    if launched and name != launched.name:  # the machine, the size and the endpoints may be others
         values = {key: value for key, value in values.items() if key not in WRITTEN_BY_A_LAUNCH}
+        values["baseline"] = [text for text in launched.baseline if text not in launched.pinned]
     values = _with_typed(values, typed)
     keys = typed.keys() - {"strata"}  # typed as strata.KEY=A,B
     study = decode(values, keys) if launched else decode_file(values, keys)

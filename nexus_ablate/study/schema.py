@@ -228,6 +228,7 @@ class Study(Part, frozen=True, kw_only=True, omit_defaults=False):
     confirms: str = ""
     amendments: list[Amendment] = []
     added: list[AddedSeeds] = []
+    pinned: list[Override] = []
     source: str = ""
     configs: dict[str, list[str]] = {}
     equal: list[EqualArm] = []
@@ -356,7 +357,7 @@ def encode(study: Study) -> dict[str, Any]:
 
 WRITTEN_BY_A_LAUNCH = (
     *("share", "stratum", "of", "all_strata", "confirms"),
-    *("amendments", "added", "source", "configs", "equal", "refused"),
+    *("amendments", "added", "pinned", "source", "configs", "equal", "refused"),
 )
 """Keys of study.yaml that nobody types."""
 KEYS = tuple(name for name in Study.__struct_fields__ if name not in WRITTEN_BY_A_LAUNCH)

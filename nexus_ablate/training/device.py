@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from nexus_ablate.config.resolve import check_graphs
+from nexus_ablate.config.rules import check_graphs
 from nexus_ablate.config.run_config import TrainConfig
 from nexus_ablate.console import several
 from nexus_ablate.errors import ConfigError

@@ -1,0 +1,227 @@
+"""Which values go together: the rules between keys, and those in the files of options: `refuses`, `only`, `warns`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nexus_ablate.config.grammar import compare_numbers, factors_by_role, is_comparison, names_in, show
+from nexus_ablate.config.options import (
+    OPTIONS,
+    SHIPPED,
+    Option,
+    OptionFile,
+    evaluation_of,
+    option_files,
+)
+from nexus_ablate.config.roles import DECAYED
+from nexus_ablate.config.run_config import CLOSED_GROUPS, MEANT, Resolved, RunConfig
+from nexus_ablate.errors import ConfigError, unknown
+
+_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]*")
+
+
+def check_rules(config: RunConfig) -> None:
+    """Check the rules between keys.
+
+    Raises:
+        ConfigError: For the first broken rule.
+    """
+    model, train = config.model, config.train
+    if model.head_dim == "auto" and model.d_model % model.n_heads:
+        heads = [h for h in range(1, model.d_model + 1) if model.d_model % h == 0]
+        nearest = min(heads, key=lambda h: abs(h - model.n_heads))
+        fix = f"model.n_heads={nearest}, or give model.head_dim"
+        raise ConfigError("model.n_heads must divide model.d_model", f"{model.n_heads} and {model.d_model}", fix)
+    if config.n_kv_heads != "auto" and model.n_heads % config.n_kv_heads:
+        got = f"{config.n_kv_heads} and {model.n_heads}"
+        raise ConfigError("n_kv_heads must divide model.n_heads", got, "n_kv_heads=1 shares one among all")
+    if config.window == []:
+        raise ConfigError("window needs at least one layer's width", "[]", "window=off, or window=[128,0]")
+    for key, value in config.position.keys.items():
+        if value == []:
+            default = option_files("position")[config.position.name].keys[key].default
+            raise ConfigError(
+                f"position.{key} needs at least one layer's value", "[]", f"position.{key}={show(default)}"
+            )
+    check_layers(config.nope_every, model.n_layers)
+    if train.tokens != "auto" and train.flops != "auto":
+        raise ConfigError("a run has one budget", "train.tokens and train.flops", "give one of them")
+    if train.compile == "graphs" and train.device in ("cpu", "mps"):
+        check_graphs(train.device)
+    if train.compile == "graphs" and train.grad_accum > 1:
+        got = f"train.compile=graphs train.grad_accum={train.grad_accum}"
+        raise ConfigError("a CUDA graph's gradients do not outlive its next replay", got, "train.compile=on")
+    for evaluation in map(evaluation_of, config.evals):
+        file = evaluation.keys.get("file", SHIPPED)
+        if file != SHIPPED and not Path(file).expanduser().is_file():
+            name = f"evals=[{evaluation.name}:file:{file}]"
+            raise ConfigError(
+                f"{evaluation.name} has no such file", name, f"evals=[{evaluation.name}], the shipped one"
+            )
+    for role, factors in factors_by_role(config.schedule.groups).items():
+        if "weight_decay" in factors and not config.weight_decay:
+            got = f"optim.groups={show(config.schedule.groups)} weight_decay=0"
+            raise ConfigError("weight_decay=0 decays nothing, so a factor on it has no effect", got, "weight_decay=0.1")
+        if "weight_decay" in factors and role not in DECAYED[config.schedule.decay]:
+            problem = f"optim.decay={config.schedule.decay} does not decay the role {role}"
+            raise ConfigError(problem, f"optim.groups={show(config.schedule.groups)}", "optim.decay=all")
+        if role == "head" and config.tie_embeddings:
+            problem = "a tied head is the embedding and has no factors of its own"
+            got = f"optim.groups={show(config.schedule.groups)} tie_embeddings=on"
+            raise ConfigError(problem, got, "tie_embeddings=off")
+    check_project(str(config.tracker.keys.get("project", "")), "tracker.project={} tracker.entity={}")
+    if not _SAFE_NAME.fullmatch(config.experiment):
+        fix = f"experiment={re.sub('[^A-Za-z0-9]+', '_', config.experiment).strip('_') or 'mine'}"
+        raise ConfigError("experiment is the name of a folder: letters, digits, . _ @ -", config.experiment, fix)
+
+
+def check_layers(layers: object, n_layers: int) -> None:
+    """Check that a list of layers names each layer of the model at most once.
+
+    Raises:
+        ConfigError: It is empty, or names a layer twice, or one that doesn't exist, or all layers.
+    """
+    if not isinstance(layers, list):
+        return
+    got = f"nope_every={show(layers)} model.n_layers={n_layers}"
+    if not layers or len(set(layers)) < len(layers):
+        raise ConfigError("nope_every lists layers without positions, each once", got, "nope_every=off")
+    if max(layers) >= n_layers:
+        raise ConfigError(f"there is no layer {max(layers)}", got, f"layers from 0 to {n_layers - 1}")
+    if len(layers) == n_layers:
+        raise ConfigError("no layer has positions, so the choice of position does nothing", got, "position=none")
+
+
+def check_project(project: str, typed: str) -> None:
+    """Check that W&B takes a project's name.
+
+    Args:
+        typed: How a project and an entity are typed.
+
+    Raises:
+        ConfigError: The name is too long, or has a character that W&B refuses.
+    """
+    problem = "a W&B project has none of / \\ # ? % : in its name"
+    if not re.search(r"[/\\#?%:]", project):
+        if len(project) <= 128:
+            return
+        problem = "a W&B project has at most 128 characters in its name"
+    entity, _, name = project.rpartition("/")
+    plain = re.sub(r"[/\\#?%:]+", "-", name).strip("-")[:128] or "mine"
+    fix = typed.format(plain, re.sub(r"[^A-Za-z0-9_-]+", "-", entity))
+    if not entity:
+        fix = fix.partition(" ")[0] if "=" in fix else fix.partition(" --entity")[0]
+    raise ConfigError(problem, project, fix)
+
+
+def check_graphs(device: str) -> None:
+    """Check that a kind of device has CUDA graphs."""
+    if device != "cuda":
+        raise ConfigError("CUDA graphs need a GPU with CUDA", f"train.compile=graphs on {device}", "train.compile=on")
+
+
+def without_effect(config: RunConfig, resolved: Resolved) -> list[str]:
+    """A note for each value that was set and changes nothing beside the others."""
+    notes = []
+    n_layers, context = config.model.n_layers, config.model.context
+    if isinstance(resolved.nope_every, int) and resolved.nope_every > n_layers:
+        notes.append(f"nope_every={resolved.nope_every}: with {n_layers} layers all have positions")
+    windows = [window for window in resolved.windows if window]
+    if windows and min(windows) >= context:
+        note = f"window={show(config.window)}: no query of {context} tokens is that far from a key"
+        notes.append(f"{note}; it acts in longer evaluations alone")
+    return notes
+
+
+def apply_rules(config: RunConfig, resolved: Resolved, chosen: dict[str, OptionFile]) -> list[str]:
+    """The warnings of the chosen options, the data set and the evaluations.
+
+    Raises:
+        ConfigError: An option refuses this configuration.
+    """
+    settings, warnings = settings_of(config, resolved, chosen), []
+    sizes = {n: v for n, v in vars(config.model).items() if isinstance(v, int)}
+    sizes |= {"head_dim": resolved.head_dim, "n_kv_heads": resolved.n_kv_heads}
+    options = [(f"{axis}={option.name}", getattr(config, axis).keys, option) for axis, option in chosen.items()]
+    options.append((f"data={config.data.name}", config.data.keys, option_files("data")[config.data.name]))
+    for evaluation in map(evaluation_of, config.evals):
+        file = option_files("evaluation")[evaluation.name]
+        options.append((f"evals=[{evaluation.name}]", evaluation.keys, file))
+    for name, keys, option in options:
+        axis, numbers = option.axis, {**sizes, **keys}
+        for rule, text in option.refuses.items():
+            if holds(rule, settings, numbers):
+                reason, _, fix = text.partition("; try: ")
+                together = [f"{n}={show(numbers[n])}" for n in names_in(rule)] or [_spelled(rule)]
+                clash = "cannot have {}" if is_comparison(rule) else "and {} contradict each other"
+                problem = f"{name} {clash.format(_spelled(rule))}: {reason}"
+                raise ConfigError(
+                    problem, " ".join([name, *together]), fix or f"another {axis}, or no {_spelled(rule)}"
+                )
+        for rule, text in option.only.items():
+            if not set(rule.split()) & settings:
+                allowed = rule.split()
+                key = allowed[0].partition("=")[0]
+                values = sorted(setting for setting in settings if setting.partition("=")[0] == key)
+                chosen_one = next((setting for setting in values if not setting.endswith("=auto")), values[0])
+                reason, _, fix = text.partition("; try: ")
+                got = f"{name} {chosen_one}"
+                raise ConfigError(f"{name} cannot have {chosen_one}: {reason}", got, fix or allowed[0])
+        broken = sorted(rule for rule in option.warns if holds(rule, settings, numbers))
+        warnings += [f"{name}{'' if r == name else f' with {_spelled(r)}'}: {option.warns[r]}" for r in broken]
+    return warnings
+
+
+def settings_of(config: RunConfig, resolved: Resolved, chosen: dict[str, OptionFile]) -> set[str]:
+    """All settings that a rule may name, as `key=value`, both as requested and as resolved."""
+    settings = {f"{axis}={option.name}" for axis, option in chosen.items()} | {f"init={resolved.init.name}"}
+    settings |= {f"{name}={show(getattr(resolved, name))}" for name in MEANT}
+    settings |= set() if resolved.nope_every == "off" else {"nope_every=on"}
+    options = {axis: getattr(config, axis) for axis in (*OPTIONS, "data")} | {"init": resolved.init}
+    settings |= {f"data={config.data.name}"}
+    settings |= {f"{axis}.{k}={show(v)}" for axis, option in options.items() for k, v in option.keys.items()}
+    settings |= {f"{name}={show(value)}" for name, value in vars(config).items() if not isinstance(value, Option)}
+    for group in CLOSED_GROUPS:
+        settings |= {f"{group}.{name}={show(value)}" for name, value in vars(getattr(config, group)).items()}
+    in_blocks = {site for site, needs in chosen["placement"].norm_sites.items() if {needs} <= settings | {""}}
+    outside = {site for site, there in (("final", resolved.final_norm), ("embed", config.embed_norm)) if there}
+    sites = gain_sites(config, in_blocks, outside)
+    return settings | {f"norm.gain_init@{site}={show(config.norm.keys.get('gain_init'))}" for site in sites}
+
+
+def holds(rule: str, settings: set[str], numbers: Mapping[str, Any]) -> bool:
+    """Whether a rule of an option applies: all of its settings hold, or its comparison is true."""
+    return compare_numbers(rule, numbers) if is_comparison(rule) else set(rule.split()) <= settings
+
+
+def _spelled(rule: str) -> str:
+    """A rule as a user would type it: `norm.gain_init@ffn=0` becomes `norm.gain_init=0 at ffn`."""
+    if is_comparison(rule):
+        return rule
+    return " and ".join(re.sub(r"@(\w+)=(\S+)", r"=\2 at \1", setting) for setting in rule.split())
+
+
+def gain_sites(config: RunConfig, in_blocks: set[str], outside: set[str]) -> set[str]:
+    """The sites whose norms start at `norm.gain_init`.
+
+    Args:
+        in_blocks: The sites of the placement's norms.
+        outside: The sites of the norms outside the blocks.
+
+    Raises:
+        ConfigError: A list of sites would change nothing, or names a site without a norm.
+    """
+    requested, gain = config.norm_gain_sites, config.norm.keys.get("gain_init", 1.0)
+    if requested == "blocks":
+        return in_blocks
+    if gain == 1 or not requested:
+        got = f"norm_gain_sites={show(requested)} with norm={config.norm.name}, norm.gain_init={show(gain)}"
+        raise ConfigError("norm_gain_sites would change nothing", got, "norm.gain_init=0 norm_gain_sites=[ffn]")
+    for site in requested:
+        if site not in in_blocks | outside:
+            problem = f"placement={config.placement.name} has no norm at this site"
+            raise unknown(problem, site, sorted(in_blocks) + sorted(outside))
+    return set(requested)
