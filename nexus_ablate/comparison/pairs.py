@@ -1,4 +1,4 @@
-"""Comparing two runs of one seed: whether they form a pair, whether they are identical, and their difference."""
+"""Comparing two runs of one seed: how unlike their code is, whether they are identical, and their difference."""
 
 from __future__ import annotations
 

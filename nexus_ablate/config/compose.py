@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache, reduce
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.groups import GROUPS, default_choices, preset_choices
 from nexus_ablate.config.options import OPTIONS, Option, check_installed, conf_dir, default_option, option_files
-from nexus_ablate.config.override_syntax import typed_values
+from nexus_ablate.config.override_syntax import Override, read_override
 from nexus_ablate.config.overrides import check_overrides
 from nexus_ablate.config.plugins import Plugin, add_plugins, plugins
 from nexus_ablate.config.resolve import changed, default_rate, from_values
@@ -31,26 +31,26 @@ def compose(overrides: list[str] | tuple[str, ...] = (), plugins: Iterable[str |
         ConfigError: The configuration can't be run; see rules.py.
     """
     add_plugins(plugins)
-    check_overrides(list(overrides), sweeps=False)
-    config = from_values(compose_values(list(overrides)))
+    given = check_overrides(list(overrides), sweeps=False)
+    config = from_values(compose_values(given))
     check_installed("optim", config.optim.name)
-    config.resolved.notes += replaced(overrides)
+    config.resolved.notes += replaced(given)
     return config
 
 
-def replaced(overrides: Iterable[str]) -> list[str]:
+def replaced(overrides: Iterable[Override]) -> list[str]:
     """A note for each override that a later one replaces. As everywhere in Hydra the last one counts."""
     last: dict[str, str] = {}
     notes = []
-    for text in overrides:
-        name = text.lstrip("+").partition("=")[0]
-        if last.get(name, text) != text:
-            notes.append(f"{last[name]} has no effect: {text} comes after it")
-        last[name] = text
+    for override in overrides:
+        former = last.get(override.name, override.text)
+        if former != override.text:
+            notes.append(f"{former} has no effect: {override.text} comes after it")
+        last[override.name] = override.text
     return notes
 
 
-def compose_values(overrides: list[str]) -> dict[str, Any]:
+def compose_values(overrides: Sequence[Override]) -> dict[str, Any]:
     """What Hydra composes from overrides that are already checked, as plain nested values, in a twentieth of its time.
 
     The chosen options begin with the values of their files and the other keys with those of conf/config.yaml. A preset
@@ -59,8 +59,7 @@ def compose_values(overrides: list[str]) -> dict[str, Any]:
     Raises:
         ConfigError: An interpolation leads nowhere.
     """
-    typed = typed_values(overrides)
-    chosen = {name: value for name, value in typed if name in GROUPS}
+    chosen = {override.name: override.values[0] for override in overrides if override.name in GROUPS}
     preset = chosen.pop("preset", None) or "none"
     own = {group: names[-1] for group, names in (default_choices() | preset_choices([preset])).items()}
     values = {key: value for key, value in _file("config").items() if key != "hydra"}
@@ -70,11 +69,12 @@ def compose_values(overrides: list[str]) -> dict[str, Any]:
             values[key] = value
         elif key in CLOSED_GROUPS or values[key]["name"] == own[key]:
             values[key] |= value
-    for name, value in typed:
-        if name not in GROUPS:
-            *path, last = name.split(".")
-            reduce(dict.__getitem__, path, values)[last] = value
-    return _interpolated(values, overrides) if any("$" in text for text in overrides) else values
+    for override in overrides:
+        if override.name not in GROUPS:
+            *path, last = override.name.split(".")
+            reduce(dict.__getitem__, path, values)[last] = override.values[0]
+    texts = [override.text for override in overrides]
+    return _interpolated(values, texts) if any("$" in text for text in texts) else values
 
 
 def _file(name: str) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def _text(value: Any) -> str:
 
 @cache
 def _preset_values(preset: str) -> dict[str, Any]:
-    return compose_values([f"preset={preset}"])
+    return compose_values([read_override(f"preset={preset}")])
 
 
 def _on_any_machine(group: Any) -> Any:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -72,13 +71,6 @@ def read_override(text: str) -> Override:
     if given.is_hydra:
         _check_hydra_key(name, given.values)
     return given
-
-
-def typed_values(overrides: Iterable[str]) -> list[tuple[str, Any]]:
-    """Key or group and value of each override without a sweep, in their order, without Hydra's own keys."""
-    parsed = map(_parser().parse_override, overrides)
-    pairs = [(override.key_or_group, _values(override)[0]) for override in parsed]
-    return [(name, value) for name, value in pairs if re.split("[./]", name)[0] != "hydra"]
 
 
 @cache

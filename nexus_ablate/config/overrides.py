@@ -30,12 +30,15 @@ from nexus_ablate.plain_data import load_yaml
 NO_KEY = "there is no key of this name"
 
 
-def check_overrides(overrides: list[str], sweeps: bool, beside: Collection[str] = ()) -> None:
-    """Check command-line overrides against the schema, before anything is composed or created.
+def check_overrides(overrides: list[str], sweeps: bool, beside: Collection[str] = ()) -> list[Override]:
+    """Read command-line overrides and check them against the schema, before anything is composed or created.
 
     Args:
         sweeps: Whether a key may have several values, as in a multirun.
         beside: Keys that may be meant too, those of a study.
+
+    Returns:
+        Those that are not about Hydra itself.
 
     Raises:
         ConfigError: An override cannot be read, names what does not exist (all of these are named), or contradicts
@@ -54,6 +57,7 @@ def check_overrides(overrides: list[str], sweeps: bool, beside: Collection[str] 
     swept = [override.text for override in given if override.is_sweep]
     if swept and not sweeps:
         raise ConfigError("a run takes one value per key", " ".join(swept), _multirun_of(overrides))
+    return given
 
 
 def _check_given_once(given: list[Override]) -> None:
