@@ -354,7 +354,7 @@ def test_the_record_has_the_agreed_form(tmp_path):
     written = yaml.safe_load((request.directory / "study.yaml").read_text())
     assert list(written) == [
         *("name", "question", "baseline", "design", "factors", "arms", "seeds"),
-        *("endpoints", "match", "share", "configs", "equal", "checksum"),
+        *("endpoints", "match", "share", "pinned", "configs", "equal", "checksum"),
     ]
     assert written["baseline"] == [*SMALL, "train.tokens=1966080"]  # 20 per parameter, at one layer fewer
     assert written["factors"] == {"placement": ["deepnorm"], "norm": ["rms"]}

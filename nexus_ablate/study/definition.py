@@ -60,6 +60,27 @@ class Request:
         return self.runs_dir / self.study.name
 
 
+@dataclass(frozen=True)
+class _Words:
+    """What was typed after a study's name.
+
+    Attributes:
+        values: Keys of the study, strata among them.
+        overrides: Of the baseline.
+        launch: How runs are carried out.
+    """
+
+    values: dict[str, Any]
+    factors: dict[str, list[Any]]
+    overrides: list[str]
+    launch: list[str]
+
+    @property
+    def changes_strata(self) -> bool:
+        """Whether launched strata are not meant as they are."""
+        return bool(self.factors or self.overrides or self.values.keys() & {"strata", "name"})
+
+
 def read_request(words: list[str]) -> Request:
     """The study requested by `nexus-ablate study NAME KEY=VALUE ...`.
 
@@ -78,8 +99,30 @@ def read_request(words: list[str]) -> Request:
             named = [value]
         command = shlex.join(["nexus-ablate", "study", *named])
         raise ConfigError("the name of the study comes first", source, command)
+    typed = _read_words(rest)
+    runs_dir = runs_dir_of(typed.launch)
+    study_name, _, stratum = source.partition("@")
+    if stratum and _shipped(study_name) and not read_study(runs_dir / source):
+        return _stratum(read_request([study_name, *rest]), stratum)
+    if not (typed.changes_strata or source.endswith(YAML) or _shipped(source)):
+        launched = [read_request([name, *rest]) for name in _launched_strata(runs_dir / source)]
+        if launched:
+            return Request(structs.replace(launched[0].study, name=source), typed.launch, strata=launched)
+    study = _study(source, typed, runs_dir)
+    study = structs.replace(study, baseline=merged(study.baseline, typed.overrides))
+    check_overrides(study.baseline, sweeps=False, beside=_TYPED)
+    _check_against_strata(study, typed.overrides, words)
+    return Request(study, typed.launch)
+
+
+def _read_words(words: list[str]) -> _Words:
+    """What follows the name of a study on the command line.
+
+    Raises:
+        ConfigError: A word is no override, or contradicts another one.
+    """
     values, looks, factors, strata, overrides, launch = {}, {}, {}, {}, [], []
-    for text in rest:
+    for text in words:
         name, _, value = text.partition("=")
         prefix, _, key = name.partition(".")
         if prefix in ("vary", "strata"):
@@ -111,20 +154,7 @@ def read_request(words: list[str]) -> Request:
         values["seeds"] = looks
     if strata:
         values["strata"] = strata
-    launch = merged(launch)
-    study_name, _, stratum = source.partition("@")
-    if stratum and _shipped(study_name) and not read_study(runs_dir_of(launch) / source):
-        return _stratum(read_request([study_name, *rest]), stratum)
-    changes_strata = bool(factors or strata or overrides or "name" in values)
-    if not (changes_strata or source.endswith(YAML) or _shipped(source)):
-        launched = [read_request([name, *rest]) for name in _launched_strata(runs_dir_of(launch) / source)]
-        if launched:
-            return Request(structs.replace(launched[0].study, name=source), launch, strata=launched)
-    study = _study(source, values, factors, overrides, runs_dir_of(launch))
-    study = structs.replace(study, baseline=merged(study.baseline, overrides))
-    check_overrides(study.baseline, sweeps=False, beside=_TYPED)
-    _check_against_strata(study, overrides, words)
-    return Request(study, launch)
+    return _Words(values, factors, overrides, merged(launch))
 
 
 def _launched_strata(directory: Path) -> list[str]:
@@ -190,11 +220,9 @@ def runs_dir_of(launch: list[str]) -> Path:
     return Path(next((text.partition("=")[2] for text in launch if key_of(text) == "runs_dir"), "runs"))
 
 
-def _study(
-    source: str, typed: dict[str, Any], factors: dict[str, list[Any]], overrides: list[str], runs_dir: Path
-) -> Study:
+def _study(source: str, typed: _Words, runs_dir: Path) -> Study:
     """The study of this name, file or earlier launch, with what was typed on the command line."""
-    launched = None
+    launched, factors = None, typed.factors
     values: dict[str, Any]
     if source.endswith(YAML):
         values = read_file(Path(os.path.expanduser(source)))
@@ -205,28 +233,28 @@ def _study(
         values = {"name": source, "question": f"What does it change: {varied}?"}
     elif launched := read_study(runs_dir / source):
         values = msgspec.to_builtins(launched)
-    elif choices := [text for text in overrides if "," in text and "[" not in text]:
+    elif choices := [text for text in typed.overrides if "," in text and "[" not in text]:
         problem = "a key with several values in a study is written vary.KEY"
         raise ConfigError(problem, choices[0], shlex.join(["nexus-ablate", "study", source, f"vary.{choices[0]}"]))
     else:
         raise unknown_study(source, runs_dir, "nexus-ablate study {}")
-    name = str(typed.get("name", values["name"]))
+    name = str(typed.values.get("name", values["name"]))
     if not _FOLDER.fullmatch(name):
         safe = re.sub("[^A-Za-z0-9]+", "_", mask(name)).strip("_") or "mine"
         command = f"nexus-ablate study {shlex.quote(source)} name={safe}" if source.endswith(YAML) else safe
         raise ConfigError("a study's name is that of a folder: letters, digits, . _ @ -", name, command)
     if factors:
         values = values | {"factors": (values.get("factors") or {}) | factors}
-    if launched and (name != launched.name or overrides):
+    if launched and (name != launched.name or typed.overrides):
         arms = [structs.replace(arm, overrides=arm.requested, match=None) for arm in launched.arms]
         values = msgspec.to_builtins(structs.replace(launched, arms=arms))
     if launched and name != launched.name:  # the machine, the size and the endpoints may be others
         values = {key: value for key, value in values.items() if key not in WRITTEN_BY_A_LAUNCH}
         values["baseline"] = [text for text in launched.baseline if text not in launched.pinned]
-    values = _with_typed(values, typed)
-    keys = typed.keys() - {"strata"}  # typed as strata.KEY=A,B
+    values = _with_typed(values, typed.values)
+    keys = typed.values.keys() - {"strata"}  # typed as strata.KEY=A,B
     study = decode(values, keys) if launched else decode_file(values, keys)
-    if not launched or "seeds" in typed:  # a study that an earlier version launched goes on as it is
+    if not launched or "seeds" in typed.values:  # a study that an earlier version launched goes on as it is
         _check_looks(study)
     return study
 
