@@ -196,7 +196,9 @@ def _no_evidence(cell: ArmResult) -> str:
     """Why the difference of an arm shows nothing, whatever is expected; '' where it may show something."""
     if cell.unmeasured:
         return f"not measured at {several(cell.unmeasured, 'seed')} at which it and the baseline trained,"
-    if cell.effect is None or cell.word in (NOT_COMPARABLE, INCOMPLETE, TOO_FEW_SEEDS, *SATURATED, *FAILS):
+    if cell.word in FAILS:
+        return f"{cell.word}, fails to train at {len(cell.failed)} of {several(cell.runs, 'seed')}, so shows nothing"
+    if cell.effect is None or cell.word in (NOT_COMPARABLE, INCOMPLETE, TOO_FEW_SEEDS, *SATURATED):
         return cell.word or "has no interval"
     return ""
 
