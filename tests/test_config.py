@@ -194,7 +194,7 @@ SPELLINGS = [
     (["logit_scale=1", "vocab_size=256"], []),
     (["qkv_bias=on", "attn_out_bias=on", "ffn_bias=on"], ["bias=on"]),
     (["bias=on", "qkv_bias=off", "attn_out_bias=off", "ffn_bias=off"], []),
-    (["optim.cooldown=0.3", "data.bpe_vocab=300", "train.precision=fp32", "norm.fp32=off"], ["train.precision=fp32"]),
+    (["optim.cooldown=0.3", "data.bpe_vocab=300"], []),
     (["weight_decay=0", "optim.decay=all"], ["weight_decay=0"]),
 ]
 

@@ -356,17 +356,6 @@ def test_a_picture_says_its_numbers_under_the_pointer_and_follows_the_page_s_col
     assert "INCOMPLETE" in running and "norm=dyt, seed" not in picture, "an arm without a difference says why"
 
 
-def test_the_picture_over_strata_says_why_an_arm_has_no_interval_in_one_of_them(tmp_path):
-    for name, text in (("shallow", "validation"), ("deep", "another text")):
-        writer = Writer(tmp_path / "runs", f"depth@{name}")
-        writer.arm(losses=BASE)
-        writer.arm("norm=layer", losses=[loss + 0.1 for loss in BASE], evaluation=text)
-        writer.plan(("norm=layer",), of="depth", stratum=name, all_strata=["shallow", "deep"])
-    assert main(["compare", str(tmp_path / "runs/depth"), "--html", str(tmp_path / "page.html")]) == 0
-    over_strata = (tmp_path / "page.html").read_text().partition("</svg>")[0].partition("<svg")[2]
-    assert all(word in over_strata for word in (">shallow:", "WORSE", ">deep:", "NOT COMPARABLE"))
-
-
 @pytest.mark.slow
 @NEEDS_CHROMIUM
 def test_a_click_sorts_the_table_in_a_browser(comparison, tmp_path):

@@ -45,6 +45,8 @@ def one_spelling(config: RunConfig) -> list[str]:
         config.logit_scale = "off"
     if config.vocab_size == BYTES and config.data.keys.get("tokenizer") == "bytes":
         config.vocab_size = "auto"
+    if config.train.precision == "fp32" and config.norm.keys.get("fp32") is False:
+        notes.append("norm.fp32=off: train.precision=fp32 is float32 throughout, so it has no effect")
     if config.probe.name == "off" and config.probe.every != "auto":
         notes.append(f"probe.every={config.probe.every}: probe=off, so it has no effect")
     for name, reason in unused_keys(config).items():
@@ -70,8 +72,6 @@ def unused_keys(config: RunConfig) -> dict[str, str]:
         unused["optim.final_lr"] = "optim.schedule=constant keeps the peak rate"
     if not config.weight_decay:
         unused |= dict.fromkeys(("optim.decay", "optim.decay_mode"), "weight_decay=0 decays nothing")
-    if config.train.precision == "fp32":
-        unused["norm.fp32"] = "train.precision=fp32 is float32 throughout"
     if tokenizer != "bpe":
         unused["data.bpe_vocab"] = f"data.tokenizer={tokenizer} is not trained"
     if config.normalizer.keys.get("gamma") != "auto":

@@ -202,7 +202,7 @@ def strata(comparison: Comparison) -> str:
     bars = []
     for place, change in enumerate(comparison.changes, start=1):
         for row in change.rows:
-            if row is not None:
+            if row is not None and row.difference is not None:
                 bars.append(_bar(row, place, f"{row.stratum}: {row.arm}", row.word))
     return intervals(bars, direction(comparison.strata[0]))
 

@@ -266,9 +266,7 @@ def _check_looks(study: Study) -> None:
         ConfigError: One has too few seeds for any verdict.
     """
     if study.looks and study.looks[0] < CLAIM_SEEDS:
-        problem = (
-            f"a look at fewer than {CLAIM_SEEDS} seeds tells no arm from the baseline, and spends a part of the 5%"
-        )
+        problem = f"a look at fewer than {CLAIM_SEEDS} seeds tells no arm from the baseline, and spends part of the 5%"
         looks = [look + CLAIM_SEEDS - study.looks[0] for look in study.looks]
         got, fix = (f"seeds.looks={','.join(map(str, counts))}" for counts in (study.looks, looks))
         raise ConfigError(problem, got, fix)
