@@ -24,6 +24,7 @@ from nexus_ablate.comparison.ledger_entry import LedgerEntry, LedgerStratum
 from nexus_ablate.planning import ledger
 from nexus_ablate.provenance import source_hash, source_hashes
 from nexus_ablate.report import ledger_page
+from nexus_ablate.study.endpoint import Endpoint
 
 ROOT = Path(__file__).resolve().parents[1]
 EXPECTS = [{"arm": "norm=layer", "endpoint": "val_loss", "expected": "equivalent"}]
@@ -126,7 +127,9 @@ def test_a_claim_that_was_changed_after_the_first_run_says_so(tmp_path, folder):
     page = page_of()
     assert "- amended 2020-01-02T00:00:00+00:00: claim: b -> c" in page and "| **SUPPORTED, amended** |" in page
     row = ledger_page.decided(ledger.claims(), ledger.entries()).splitlines()[-1]
-    assert "[SUPPORTED, amended]" in row and re.search(r"\(norm=layer [-+][\d.]+ in val_loss\) \|$", row)
+    assert "[SUPPORTED, amended]" in row and re.search(
+        r"\(norm=layer ends [\d.]+ nats per token (lower|higher)\) \|$", row
+    )
 
 
 def test_a_correction_over_the_ledger_counts_every_test_and_drops_what_it_cannot_hold():
@@ -410,7 +413,7 @@ def test_the_picture_of_a_claim_shows_each_expected_difference_in_its_own_unit()
         expected = [each for each in entry.expectations if each.expected not in ledger_page.OF_TRAINING]
         assert len(drawn) == len(expected), name
         words = {each.outcome.lower() for each in expected}
-        assert set(drawn) - words <= {"not comparable"}, "why there is no interval"
+        assert set(drawn) - words <= {"not comparable", "unstable"}, "why there is no interval"
     figure = ledger_page.figure(ledger.entries()["softmax_stability"])
     units = {axes.get_title(loc="left"): axes.get_xlabel() for axes in figure.axes}
     assert units["val_loss"] == "difference, nats per token" and len(units) == 4
@@ -425,6 +428,20 @@ def test_names_of_arms_leave_a_third_of_each_picture_to_the_intervals():
         if figure is not None:
             figure.draw_without_rendering()
             assert min(axes.get_position().width for axes in figure.axes) > 1 / 3, name
+
+
+def test_the_page_has_every_measured_difference_how_many_parts_hold_and_whether_training_was_early():
+    page = page_of()
+    sections = {text.partition("\n")[0]: text for text in page.split("\n## ")[1:]}
+    for name, entry in ledger.entries().items():
+        held = sum(expected.outcome == "SUPPORTED" for expected in entry.expectations)
+        (line,) = [line for line in page.splitlines() if line.startswith("|") and f"[`{name}`]" in line]
+        assert f"| {held} of {len(entry.expectations)} |" in line
+        rows = [row for stratum in entry.strata.values() for row in stratum.rows]
+        assert ("early training" in line) is any("early training" in row.verdict for row in rows)
+        for row in rows:
+            if row.delta is not None:
+                assert Endpoint(row.endpoint).signed(row.delta) in sections[name], (name, row)
 
 
 def test_the_page_has_each_study_s_design_and_a_picture_where_a_difference_was_expected():
