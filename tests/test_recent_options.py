@@ -500,6 +500,7 @@ def test_an_option_without_a_rule_under_mup_refuses_it(tiny, option):
         ("ffn=moe", "optim=muon"),
         ("qk_norm=ngpt", "n_kv_heads=1"),
         ("ffn=xielu", "ffn.alpha_n=0.4"),
+        ("conv=canon", *(f"conv.{site}=off" for site in ("attn_in", "qkv", "ffn_in", "ffn_hidden"))),
     ],
     ids=" ".join,
 )
@@ -515,10 +516,6 @@ def test_what_an_option_cannot_be_combined_with_is_refused_in_three_lines(tiny, 
         (["value=residual", "value.own=1", "value.first=0"], []),
         (["value=embedding", "value.own=1", "value.embedding=0"], []),
         (["normalizer=sigmoid", "normalizer.bias=0"], ["normalizer=sigmoid"]),
-        (
-            ["conv=canon", *(f"conv.{site}=off" for site in ("attn_in", "qkv", "ffn_in", "ffn_hidden"))],
-            [],
-        ),
         (["placement=hyper", "placement.streams=1", "placement.dynamic=off"], []),
         (["head=scaled", "head.scale_start=1"], []),
         (["position=rope_yarn", "position.factor=1"], ["position=rope"]),

@@ -148,7 +148,7 @@ def judged_table(runs):
     table.write_text("\n".join(rows) + "\n")
     source = read_source(table)
     listed = runs_of(source, "val_loss", {})
-    return judged(source, listed, endpoint_of("val_loss", None, "", listed), None, (), (), {})
+    return judged(source, listed, endpoint_of("val_loss", "auto", "", listed), None, (), (), {})
 
 
 def measured(page, width, dark, folder):

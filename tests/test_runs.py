@@ -309,6 +309,7 @@ def test_a_new_run_has_the_agreed_layout(tmp_path: Path):
         "updated",
         "reason",
         "traceback",
+        "exit_status",
         "files",
         "owner",
         "beat",

@@ -500,7 +500,7 @@ def test_an_error_in_the_middle_is_said_once_and_ends_the_copy(training, fake, l
 def test_a_run_directory_that_cannot_be_read_ends_the_copy_only(fake, lines, keyed):
     with start_tracker(option("wandb"), Path("/nowhere"), lines.append) as tracker:
         tracker.row_written()
-    assert len(lines) == 1 and lines[0].startswith("W&B failed (UserError: ") and fake.inits == []
+    assert len(lines) == 1 and lines[0].startswith("W&B failed (FileNotFoundError: ") and fake.inits == []
 
 
 def test_without_credentials_wandb_is_never_asked_since_it_would_ask_the_user(training, fake, lines, monkeypatch):
