@@ -105,6 +105,7 @@ def test_strata_are_in_the_order_of_the_file_and_change_says_from_which_to_which
 def test_where_failures_to_train_decide_no_difference_of_the_seeds_that_trained_is_shown(tmp_path, capsys, monkeypatch):
     """Those seeds flatter the arm; a lead over strata names it all the same."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "300")
     lost = {"small": 6, "large": 8}
     for stratum in lost:
         writer = Writer(tmp_path / "runs", f"mine@{stratum}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -99,7 +101,7 @@ def test_every_share_of_right_answers_has_its_number_of_answers_and_its_floor_be
     shares = [measure for measure in MEASURES if measure.floor]
     assert len(shares) >= 8
     for measure in shares:
-        endpoint = Endpoint(measure.name.replace("{distance}", "8"))
+        endpoint = Endpoint(re.sub(r"{\w+}", "8", measure.name))
         assert find(endpoint.beside("items")).unit == "answers" and find(endpoint.beside(measure.floor))
         assert measure.most == 1.0
     assert not set(SATURATED) & set(DIFFERENT)
