@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -126,6 +128,27 @@ def test_where_failures_to_train_decide_no_difference_of_the_seeds_that_trained_
     assert main(["compare", "runs/mine", "--html", "page.html"]) == 0
     words = Path("page.html").read_text(encoding="utf-8").replace("<wbr>", "")
     assert "norm=none: UNSTABLE in small, DIVERGED in large." in words
+    for stratum in lost:
+        names = {"stratum": stratum, "of": "mine", "all_strata": [*lost], "share": 0.5, "claim": "c"}
+        expects = [{"arm": "norm=none", "endpoint": "val_loss", "expected": "equivalent"}]
+        writer = Writer(tmp_path / "runs", f"mine@{stratum}")
+        writer.plan(("norm=none",), seeds=list(range(SEEDS)), delta_min=0.1, expects=expects, **names)
+    assert main(["compare", "runs/mine"]) == 0
+    assert "norm=none UNSTABLE, fails to train at 6 of 8 seeds, so shows nothing in val_loss" in capsys.readouterr().out
+
+
+def test_json_has_delta_min_as_it_was_declared_and_the_csv_has_it_on_the_scale_of_differences(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path).plan(
+        ("norm=layer",), endpoint="act/resid/kurtosis_token", delta_min=0.1, seeds=list(range(SEEDS))
+    )
+    assert main(["compare", "runs/mine", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["delta_min"] == 0.1
+    assert main(["compare", "runs/mine", "--csv", "-"]) == 0
+    rows = [*csv.DictReader(capsys.readouterr().out.splitlines())]
+    assert float(rows[1]["margin"]) == pytest.approx(math.log(1.1)), "a ratio of 1.1"
 
 
 def test_one_grid_answers_a_question_across_two_settings(tmp_path, capsys, monkeypatch):

@@ -199,6 +199,23 @@ def test_no_agreement_of_directional_changes_is_stated_where_none_has_ended(plan
     assert "1 of 3, 33%" in out and "have the published sign" not in out
 
 
+def test_what_is_reversed_without_being_scored_and_what_three_seeds_cannot_decide_is_named(capsys, tmp_path):
+    words = " ".join(shown(capsys, f"runs_dir={tmp_path / 'nothing'}").split())
+    found = calibration.outcomes(PANEL, calibration.recorded().runs)
+    unscored = [outcome for outcome in found if not outcome.change.is_scored]
+    reversed_ = [outcome.name for outcome in unscored if outcome.agreement == "reversed"]
+    assert reversed_ and f"that are not scored these are reversed: {', '.join(reversed_)}." in words
+    wide = []
+    for outcome in found:
+        if outcome.change.is_null and outcome.high - outcome.low > 2 * outcome.change.margin:
+            wide.append(outcome.name)
+    assert wide and f"their intervals are wide: {', '.join(wide)}." in words
+    counted = [outcome for outcome in found if outcome.change.is_scored or outcome.change.contested]
+    directional = [outcome for outcome in counted if not outcome.change.is_null]
+    right = sum(outcome.agreement == "right" for outcome in directional)
+    assert f"contested ones counted too {right} of {len(directional)}" in words
+
+
 @pytest.mark.parametrize("source", [{"model.py": "other"}, None])
 def test_runs_by_two_versions_of_the_code_are_refused(planted, capsys, source):
     for env in planted.glob("panel_default@femto-0.006/post_norm/*/env.json"):

@@ -193,8 +193,9 @@ def _regime(strata: list[Stratum]) -> str:
     for stratum in strata:
         config, run = stratum.arms[0].config, next(iter(stratum.arms[0].runs.values()))
         model, tokens = config["model"], run.figure("tokens")
+        head_dim = (config.get("resolved") or {}).get("head_dim", "unknown")  # an earlier version did not record it
         lines.append(
-            f"n_layers {model['n_layers']}, d_model {model['d_model']}, head_dim {config['resolved']['head_dim']}, "
+            f"n_layers {model['n_layers']}, d_model {model['d_model']}, head_dim {head_dim}, "
             f"context {model['context']}, "
             f"{tokens / 1e6:.2g}M tokens ({tokens / run.figure('params'):.2g} per parameter), "
             f"data={config['data']['name']}"

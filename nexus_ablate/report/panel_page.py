@@ -269,7 +269,7 @@ def _not_scored(outcomes: Outcomes) -> list[str]:
         reversed_ = [each.name for each in here if not each.change.is_scored and each.agreement == "reversed"]
         wide = [each for each in here if each.change.is_null and each.high - each.low > 2 * each.change.margin]
         if reversed_:
-            lines.append(f"{size}: of the changes that are not scored, {', '.join(reversed_)} are reversed.")
+            lines.append(f"{size}: of the changes that are not scored these are reversed: {', '.join(reversed_)}.")
         if wide:
             names = ", ".join(outcome.name for outcome in wide)
             lines.append(f"{size}: three seeds could not decide these null changes, their intervals are wide: {names}.")
