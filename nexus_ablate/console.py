@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
@@ -53,6 +54,30 @@ def compact(value: float) -> str:
         if abs(value) >= factor:
             return f"{value / factor:.3g}{letter}"
     return f"{value:.3g}"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds in a readable unit: `42 s`, `12 min`, `3.4 h`, `5.1 d`."""
+    if seconds is None:
+        return ""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            digits = 1 if size > 60 and seconds < 10 * size else 0
+            return f"{seconds / size:.{digits}f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
+
+
+def size_text(count: int) -> str:
+    """Bytes in a readable unit: `3.4 MB`."""
+    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}"
+    return f"{count} B"
+
+
+def nearer(path: Path) -> str:
+    """A path as it is typed from here: relative to the working directory if it is inside."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def print_table(console: Console, table: Table, full: bool) -> None:

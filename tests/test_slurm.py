@@ -31,10 +31,11 @@ from nexus_ablate.execution import slurm as slurm_module
 from nexus_ablate.execution import slurm_job
 from nexus_ablate.execution.launch import launch
 from nexus_ablate.execution.multirun import job_of
-from nexus_ablate.execution.run_states import Watcher, summary
+from nexus_ablate.execution.run_states import Watcher
 from nexus_ablate.execution.slurm import Slurm
 from nexus_ablate.execution.slurm_job import REQUEUES, SlurmTask
 from nexus_ablate.execution.slurm_queue import ENDED
+from nexus_ablate.execution.state_table import summary
 from nexus_ablate.execution.worker import Task
 from nexus_ablate.planning.jobs import Runs
 from nexus_ablate.planning.study_yaml import expanded

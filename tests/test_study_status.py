@@ -11,7 +11,9 @@ from written_runs import Writer
 
 from nexus_ablate import cli
 from nexus_ablate.config.compose import compose
-from nexus_ablate.execution.run_states import LOSS, Watcher, duration, last_row, summary, table, troubles
+from nexus_ablate.console import duration
+from nexus_ablate.execution.run_states import LOSS, Watcher, last_row
+from nexus_ablate.execution.state_table import summary, table, troubles
 from nexus_ablate.planning import cost
 from nexus_ablate.planning.cores_and_gpus import Places
 from nexus_ablate.planning.cost import cost_of

@@ -105,7 +105,8 @@ def _watch(dirs: list[str], flags: Flags) -> None:
         ConfigError: There is no file to save the page to.
     """
     from nexus_ablate.comparison.arms import NoResult
-    from nexus_ablate.execution.run_states import COMING, Watcher, summary
+    from nexus_ablate.execution.run_states import COMING, Watcher
+    from nexus_ablate.execution.state_table import summary
     from nexus_ablate.report.output_files import write_output
     from nexus_ablate.report.page import html
     from nexus_ablate.runs.record import with_strata

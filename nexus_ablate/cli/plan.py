@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from nexus_ablate.cli.backend import WORKERS
 from nexus_ablate.cli.verb import FULL, Flags, Verb
-from nexus_ablate.console import UNLIMITED, grid, print_table, several
+from nexus_ablate.console import UNLIMITED, duration, grid, print_table, several
 from nexus_ablate.errors import OK, printable
 
 if TYPE_CHECKING:
@@ -124,8 +124,6 @@ def _runs(plan: StudyPlan) -> str:
 
 def _total(plans: list[StudyPlan]) -> tuple[str, str]:
     """How many runs some strata have and how long the missing ones take ('' if unknown), with looks to the last one."""
-    from nexus_ablate.execution.run_states import duration
-
     runs, later_runs = sum(plan.runs for plan in plans), sum(plan.later_runs for plan in plans)
     count = f"{runs} to {runs + later_runs}" if later_runs else str(runs)
     seconds = [plan.seconds for plan in plans if plan.seconds is not None]
@@ -139,8 +137,6 @@ def _total(plans: list[StudyPlan]) -> tuple[str, str]:
 
 
 def _arms(plan: StudyPlan, width: int):
-    from nexus_ablate.execution.run_states import duration
-
     rows = []
     for arm in plan.arms:
         more_params, more_flops = f"{arm.params_share:+.1%}", f"{arm.flops_share:+.1%}"

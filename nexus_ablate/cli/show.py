@@ -61,8 +61,7 @@ def _show_run(record: RunRecord, picture: Path) -> None:
     from rich.text import Text
 
     from nexus_ablate.cli.evaluate import results
-    from nexus_ablate.console import grid, open_console
-    from nexus_ablate.execution.run_states import nearer
+    from nexus_ablate.console import grid, nearer, open_console
     from nexus_ablate.report.run_picture import run_figure, run_lines, save_figure
     from nexus_ablate.report.terminal import show
     from nexus_ablate.training.display import result_facts, table

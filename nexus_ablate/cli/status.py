@@ -49,8 +49,9 @@ WATCH_SECONDS = 1.0
 
 def run(words: list[str], flags: Flags) -> int:
     """Print the state of every run."""
-    from nexus_ablate.console import UNLIMITED, open_console, print_table
-    from nexus_ablate.execution.run_states import COMING, Watcher, size_text, summary, table, troubles
+    from nexus_ablate.console import UNLIMITED, open_console, print_table, size_text
+    from nexus_ablate.execution.run_states import COMING, Watcher
+    from nexus_ablate.execution.state_table import summary, table, troubles
     from nexus_ablate.runs.lookup import DEFAULT, place_of
     from nexus_ablate.runs.record import with_strata
 

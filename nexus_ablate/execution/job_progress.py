@@ -17,9 +17,10 @@ from statistics import fmean
 from typing import Any
 
 from nexus_ablate import errors
-from nexus_ablate.console import SHORTEST_NAME, grid, middle, open_console, several
+from nexus_ablate.console import SHORTEST_NAME, duration, grid, middle, nearer, open_console, several
 from nexus_ablate.errors import printable
-from nexus_ablate.execution.run_states import Line, Watcher, duration, nearer, table
+from nexus_ablate.execution.run_states import Line, Watcher
+from nexus_ablate.execution.state_table import table
 from nexus_ablate.execution.worker import JobResult
 from nexus_ablate.planning.jobs import Job
 from nexus_ablate.runs import has_status

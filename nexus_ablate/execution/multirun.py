@@ -11,12 +11,12 @@ from pathlib import Path
 from nexus_ablate import errors
 from nexus_ablate.config.compose import compose, differences
 from nexus_ablate.config.overrides import check_overrides
+from nexus_ablate.console import nearer
 from nexus_ablate.data import fingerprint_of, prepare
 from nexus_ablate.errors import ConfigError, UserError
 from nexus_ablate.execution.hydra_launcher import open_hydra
 from nexus_ablate.execution.job_progress import JobProgress
 from nexus_ablate.execution.launch import Backend, run_missing
-from nexus_ablate.execution.run_states import nearer
 from nexus_ablate.planning.jobs import Job, data_of
 from nexus_ablate.runs import arm_name, has_status, run_path
 from nexus_ablate.runs.files import refuse_impossible_folder

@@ -1,4 +1,4 @@
-"""One line per run of some directories: progress, loss, age and errors. Reads files, imports no torch."""
+"""The state of every run of some directories: progress, loss, age and errors. Reads files, imports no torch."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
-from itertools import compress, pairwise, product
+from itertools import pairwise, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nexus_ablate.comparison.curves import read_curves
 from nexus_ablate.comparison.differences import departure
 from nexus_ablate.comparison.learning_rates import RATES
-from nexus_ablate.console import UNLIMITED, grid, without_shared
 from nexus_ablate.errors import UserError
 from nexus_ablate.execution.slurm_queue import FOLDER, Entry, entries_of, submitted_jobs
 from nexus_ablate.provenance import source_hash
@@ -28,12 +27,11 @@ from nexus_ablate.runs.record import last_row, read_config, read_env
 from nexus_ablate.study.decoding import read_study
 from nexus_ablate.study.schema import Study
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
 QUEUE_SECONDS = 10.0
 """Shortest time between two queries to SLURM."""
 LOSS = "val/loss"
+TROUBLED = ("failed", "damaged", "diverged", "lost", "preempted", "unknown")
+"""States of runs that did not succeed."""
 COMING = (*LIVE, "queued", "starting", "waiting", "unknown")
 """States of runs that have not ended."""
 LATER = "not needed so far"
@@ -286,128 +284,3 @@ def _expected(study: Study, begun: set[tuple[str, int | None]]) -> list[Line]:
         is_later = begun.isdisjoint(product([arm], seeds)) if start else baseline_first and arm != "baseline"
         lines += [Line(study.name, arm, seed, LATER if is_later else "waiting") for seed in seeds]
     return lines
-
-
-# ---------------------------------------------------------------------------------------------------- for a terminal
-
-COLOURS = {
-    "finished": "green",
-    "running": "cyan",
-    "created": "cyan",
-    "failed": "red",
-    "damaged": "red",
-    "diverged": "yellow",
-    "lost": "magenta",
-    "preempted": "magenta",
-    "unknown": "red",
-}
-
-
-def table(
-    lines: list[Line], width: int = UNLIMITED, limit: int | None = None, full: bool = False, ids: bool = False
-) -> Table:
-    """The lines as a rich table.
-
-    Args:
-        lines: From `Watcher`.
-        width: Columns of the terminal; arms' names are shortened to fit.
-        limit: Most rows: running runs come first, then failed ones, then the last to end.
-        full: Show the arms' whole names.
-        ids: Show the runs' ids and disk use.
-    """
-    lines = [line for line in lines if line.state != LATER]
-    shown = lines if limit is None else _most_urgent(lines, limit)
-    arms: dict[str, list[str]] = {}
-    for line in lines:
-        arms.setdefault(line.study, []).append(line.arm)
-    short_names = {study: without_shared(names) for study, names in arms.items()}
-    are_strata = len({study.partition("@")[0] for study in arms}) == 1
-    place = "stratum" if are_strata else "study"
-    heads = ("arm", "id", place, "seed", "state", "step", "val loss", "delta", "age", "left", "job", "disk")
-    rows = []
-    for line in shown:
-        stratum = line.study.partition("@")[2]
-        row = [
-            line.arm if full else short_names[line.study][line.arm],
-            line.id,
-            stratum if are_strata else line.study,
-            _text(line.seed, "d"),
-            line.state,
-            line.steps_text,
-            _text(line.loss, ".4f"),
-            _text(line.against_baseline, "+.4f"),
-            duration(line.age_seconds),
-            duration(line.left_seconds),
-            line.job,
-        ]
-        rows.append([*row, size_text(line.bytes()) if ids and line.path else ""])
-    used = [head == "arm" or any(cells) for head, *cells in zip(heads, *rows, strict=True)]
-    used[heads.index("id")] = ids
-    if len(arms) < 2:
-        used[heads.index(place)] = False
-    rows = [[*compress(row, used)] for row in rows]
-    left = ("id", place, "state", "job")
-    leave = ("job", "disk", "age", "left", "step")
-    return grid([*compress(heads, used)], rows, width, left, (), ("state", COLOURS), leave)
-
-
-def _text(number: float | None, form: str) -> str:
-    return "" if number is None else format(number, form)
-
-
-def _most_urgent(lines: list[Line], limit: int) -> list[Line]:
-    """The lines to show of too many, in their order: running runs, then failed ones, then the last to end."""
-    ranks = dict.fromkeys(LIVE, 0) | dict.fromkeys(TROUBLED, 1) | {"finished": 2}
-
-    def urgency(place: int) -> tuple[int, float]:
-        return ranks.get(lines[place].state, 3), lines[place].age_seconds or 0.0
-
-    most_urgent = sorted(range(len(lines)), key=urgency)[:limit]
-    return [lines[place] for place in sorted(most_urgent)]
-
-
-TROUBLED = ("failed", "damaged", "diverged", "lost", "preempted", "unknown")
-
-
-def troubles(lines: list[Line]) -> list[str]:
-    """One text per run that did not succeed: name, state, reason and log."""
-    texts = []
-    for line in lines:
-        if line.state in TROUBLED:
-            name = line.arm if line.seed is None else f"{line.arm} s{line.seed}"
-            reason = line.reason or "no reason recorded"
-            texts.append(f"{name} {line.state}: {reason}  {line.log and nearer(line.log)}")
-    return texts
-
-
-def nearer(path: Path) -> str:
-    """A path as it is typed from here: relative to the working directory if it is inside."""
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
-
-
-def summary(lines: list[Line]) -> str:
-    """`12 finished, 1 failed, 2 running`."""
-    counts = Counter(line.state for line in lines)
-    order = ["finished", *TROUBLED, "created", "running", "starting", "queued", "waiting", LATER, REPLACED]
-    text = ", ".join(f"{counts[state]} {state}" for state in order if counts[state])
-    waits = sorted({line.reason for line in lines if line.state == "queued" and line.reason})
-    return text.replace(" queued", f" queued ({', '.join(waits)})") if waits else text
-
-
-def duration(seconds: float | None) -> str:
-    """Seconds in a readable unit: `42 s`, `12 min`, `3.4 h`, `5.1 d`."""
-    if seconds is None:
-        return ""
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            digits = 1 if size > 60 and seconds < 10 * size else 0
-            return f"{seconds / size:.{digits}f} {unit}"
-    return f"{max(seconds, 0):.0f} s"
-
-
-def size_text(count: int) -> str:
-    """Bytes in a readable unit: `3.4 MB`."""
-    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if count >= factor:
-            return f"{count / factor:.3g} {unit}"
-    return f"{count} B"
