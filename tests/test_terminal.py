@@ -220,17 +220,24 @@ def test_each_job_of_a_multirun_has_its_number_arm_and_seed_and_the_end_ranks_th
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("norms", "reference"), [("layer,batch", "layer"), ("layer,rms", "")])
+@pytest.mark.parametrize(
+    ("swept", "reference", "status"),
+    [
+        ("norm=layer,batch", "norm=layer", 0),
+        ("norm=layer,rms", "", 0),
+        ("vocab_size=10,300,400", "vocab_size=300", 2),  # the first one is refused before it has a directory
+    ],
+)
 def test_the_last_line_of_a_multirun_compares_its_arms_even_if_none_is_the_baseline(
-    tiny_run, tmp_path, capfd, monkeypatch, norms, reference
+    tiny_run, tmp_path, capfd, monkeypatch, swept, reference, status
 ):
     monkeypatch.chdir(tmp_path)
-    assert main(["-m", *tiny_run("train.steps=4"), f"norm={norms}", "seed=0,1"]) == 0
+    assert main(["-m", *tiny_run("train.steps=4"), swept, "seed=0,1"]) == status
     start, command = capfd.readouterr().err.splitlines()[-1].split("nexus-ablate ")
     assert start == "next  "
     words = shlex.split(command)
     assert [word for word in words if word.startswith("--")] == (["--baseline"] if reference else [])
-    assert not reference or f"norm={reference}" in words[-1]
+    assert not reference or reference in words[-1]
     assert main([*words, "--csv", "-"]) == 0, capfd.readouterr().err
 
 

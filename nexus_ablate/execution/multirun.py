@@ -67,7 +67,8 @@ def multirun(overrides: list[str], backend: Backend) -> int:
     for name, error in refused.items():
         progress.refused(name, error)
     stopped = run_missing(jobs, backend, progress, retry_failed=True)
-    progress.end(stopped, jobs, compare=next_words(jobs))
+    begun = jobs if progress.pending else [job for job in jobs if has_status(job.path)]
+    progress.end(stopped, jobs, compare=next_words(begun or jobs))
     return errors.PREEMPTED if stopped else progress.status
 
 
