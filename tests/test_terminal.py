@@ -225,7 +225,7 @@ def test_each_job_of_a_multirun_has_its_number_arm_and_seed_and_the_end_ranks_th
     [
         ("norm=layer,batch", "norm=layer", 0),
         ("norm=layer,rms", "", 0),
-        ("vocab_size=10,300,400", "vocab_size=300", 2),  # the first one is refused before it has a directory
+        ("vocab_size=10,300,400", "data=files", 2),  # the first one is refused before it has a directory
     ],
 )
 def test_the_last_line_of_a_multirun_compares_its_arms_even_if_none_is_the_baseline(
