@@ -328,6 +328,35 @@ def science_fields(config: object) -> list[dataclasses.Field]:
     return [f for f in dataclasses.fields(config) if f.metadata["science"] and f.name != "name"]  # type: ignore[arg-type]
 
 
+_ASIDE = ("seed", "tracker", "probe", "resolved")
+
+
+@cache
+def _no_science() -> frozenset[str]:
+    """The keys that cannot change a result."""
+    keys = {f.name for f in dataclasses.fields(RunConfig) if f.metadata.get("science") is False}
+    for group, cls in CLOSED_GROUPS.items():
+        keys |= {f"{group}.{f.name}" for f in dataclasses.fields(cls) if f.metadata.get("science") is False}
+    return frozenset(keys)
+
+
+def by_key(values: dict[str, Any]) -> dict[str, Any]:
+    """The nested values of a configuration by key, as on the command line: `norm`, `norm.eps`."""
+    keys: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            keys |= {name if key == "name" else f"{name}.{key}": item for key, item in value.items()}
+        else:
+            keys[name] = value
+    return keys
+
+
+def flat(values: dict[str, Any]) -> dict[str, Any]:
+    """Those of `by_key` that can change the result, and never the seed."""
+    left_out = {*_ASIDE, *_no_science()}
+    return {key: v for key, v in by_key(values).items() if left_out.isdisjoint((key, key.partition(".")[0]))}
+
+
 @cache
 def keys_of(cls: type) -> dict[str, Constraint]:
     """The keys of a configuration dataclass and their constraints."""
