@@ -6,12 +6,12 @@ Hydra accepts an added key (`+x=1`) and any key of its own, and its messages con
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from functools import cache
+from itertools import islice
 from typing import Any
 
-from nexus_ablate.config.grammar import Constraint, show
+from nexus_ablate.config.grammar import Constraint
 from nexus_ablate.config.groups import option_names
 from nexus_ablate.errors import ConfigError
 
@@ -92,30 +92,21 @@ def _values(override: Any) -> list[Any]:
     Raises:
         ConfigError: A sweep that isn't a list of values, or has none or too many.
     """
-    from hydra.core.override_parser.types import Glob, IntervalSweep, RangeSweep, Sweep
+    from hydra.core.override_parser.types import Glob, Sweep
+    from hydra.errors import HydraException
 
-    if override.is_sweep_override():
-        sweep, key = override.value(), override.key_or_group
-        if isinstance(sweep, Glob):
-            return sweep.filter(sorted(option_names(key)))
-        if isinstance(sweep, IntervalSweep):
-            got, fix = override.input_line, f"{key}={show(((sweep.start or 0) + (sweep.end or 0)) / 2)}"
-            raise ConfigError("Hydra's basic sweeper takes a list of values, not an interval", got, fix)
-        if isinstance(sweep, RangeSweep):
-            start, stop = sweep.start or 0, sweep.stop or 0
-            number = max(0, math.ceil((stop - start) / sweep.step)) if sweep.step else 0
-            if not 1 <= number <= MOST_RUNS:
-                problem = f"a sweep has 1 to {MOST_RUNS} values, but this one has {number}"
-                raise ConfigError(problem, override.input_line, f"{key}=range(0,5)")
-            return list(override.sweep_iterator())
-        raw = sweep.list
-        if any(isinstance(value, Sweep) for value in raw):
-            single = [v for sweep in raw for v in (sweep.range() if isinstance(sweep, RangeSweep) else [sweep])]
-            fix = f"{key}={','.join(show(value) for value in single[:5] if not isinstance(value, Sweep))}"
-            raise ConfigError("a list of values cannot contain another sweep", override.input_line, fix)
-    else:
-        raw = [override.value()]
-    return [_unquoted(value) for value in raw]
+    if not override.is_sweep_override():
+        return [_unquoted(override.value())]
+    if isinstance(override.value(), Glob):
+        return override.value().filter(sorted(option_names(override.key_or_group)))
+    try:
+        values = [_unquoted(value) for value in islice(override.sweep_iterator(), MOST_RUNS + 1)]
+    except (HydraException, ValueError, ArithmeticError):  # an interval, a step of 0, or a range to NaN
+        values = []
+    if not 1 <= len(values) <= MOST_RUNS or any(isinstance(value, Sweep) for value in values):
+        problem = f"a sweep is a list of 1 to {MOST_RUNS} values, not an interval, and contains no other sweep"
+        raise ConfigError(problem, override.input_line, "nexus-ablate -m seed=0,1,2")
+    return values
 
 
 def _unquoted(value: Any) -> Any:
