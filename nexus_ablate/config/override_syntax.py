@@ -11,16 +11,11 @@ from functools import cache
 from itertools import islice
 from typing import Any
 
-from nexus_ablate.config.grammar import Constraint
 from nexus_ablate.config.groups import option_names
 from nexus_ablate.errors import ConfigError
 
 MOST_RUNS = 10_000
 """Most values of a sweep, and most runs of a multirun: more are a typing error."""
-_HYDRA_VALUES = {
-    "hydra.launcher.n_jobs": Constraint("int (-inf, -1] | int [1, inf)"),
-}
-"""Keys of Hydra's plugins for which a wrong value would end in a traceback."""
 _WITH_LAUNCHER = "nexus-ablate -m norm=rms,layer hydra/launcher=joblib"
 
 
@@ -73,9 +68,8 @@ def read_override(text: str) -> Override:
         problem = "of Hydra's keys, a multirun takes hydra/launcher and hydra.launcher.KEY"
         fix = "runs_dir=runs" if name.endswith(".dir") else _WITH_LAUNCHER
         raise ConfigError(f"{problem}; sweepers that search are not supported", text, fix)
-    if name in _HYDRA_VALUES:
-        for value in given.values:
-            _HYDRA_VALUES[name].accept(name, value)
+    if name == "hydra.launcher.n_jobs" and 0 in given.values:  # joblib's traceback would be the answer
+        raise ConfigError("a launcher runs at least one job at a time", text, f"{name}=2")
     return given
 
 

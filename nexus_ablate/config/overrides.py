@@ -169,8 +169,8 @@ def _check_values(name: str, values: list[Any], chosen: dict[str, list[str]], ty
         try:
             known[name].accept(name, value)
         except ConfigError as error:
-            if not known[name].near(value) and error.fix == f"{name}={known[name].example()}":
-                error.fix = f"{name}={_default(name, chosen) or known[name].example()}"
+            if error.fix == known[name].text:
+                error.fix = f"{name}={_default(name, chosen)}"
             raise _with_meant_value(error, name, known[name], typed) from None
 
 
@@ -187,14 +187,13 @@ def _known_keys(chosen: dict[str, list[str]]) -> dict[str, Any]:
 
 
 def _default(name: str, chosen: dict[str, list[str]]) -> str:
-    """The default of a key under the chosen options, as it is typed; '' where it is text that isn't given."""
+    """The default of a key under the chosen options, as it is typed."""
     group, _, key = name.rpartition(".")
     if group in OPTION_GROUPS:
         specs: dict[str, Key] = option_files(group)[chosen[group][-1]].keys
         return show(specs[key].default)
     file = f"{group}/{chosen[group][-1]}" if group else "config"
-    default = load_yaml(conf_dir().joinpath(f"{file}.yaml").read_text(encoding="utf-8")).get(key)
-    return "" if default is None else show(default)
+    return show(load_yaml(conf_dir().joinpath(f"{file}.yaml").read_text(encoding="utf-8"))[key])
 
 
 def _accepts(constraint: Constraint, typed: str) -> bool:
@@ -217,8 +216,9 @@ def _with_meant_value(error: ConfigError, name: str, constraint: Constraint, typ
     return error
 
 
-def _meant_value(key: str, constraint: Any, typed: str, values: list[Any]) -> str:
+def _meant_value(key: str, typed: str, values: list[Any], chosen: dict[str, list[str]]) -> str:
     """The value as typed if the key accepts it, else one that it accepts."""
+    constraint = _known_keys(chosen)[key]
     if any(meant_word(key, value) for value in values):
         return ",".join(meant_word(key, value) or show(value) for value in values)
     try:
@@ -227,7 +227,8 @@ def _meant_value(key: str, constraint: Any, typed: str, values: list[Any]) -> st
         else:
             _ = [constraint.accept(key, value) for value in values]
     except ConfigError as error:
-        return error.fix.partition("=")[2] or default_choices()[key][0]
+        default = default_choices()[key][0] if constraint is None else _default(key, chosen)
+        return error.fix.partition("=")[2] or default
     return typed
 
 
@@ -236,7 +237,7 @@ def _unknown_key(name: str, values: list[Any], chosen: dict[str, list[str]], typ
     known = _known_keys(chosen)
     fix = _meant_switch(name, values) or meant_key(name, known) or did_you_mean(name, known)
     if fix in known:
-        fix = f"{fix}={_meant_value(fix, known[fix], typed, values)}"
+        fix = f"{fix}={_meant_value(fix, typed, values, chosen)}"
     return ConfigError(NO_KEY, f"{name}={typed}", fix or "nexus-ablate list")
 
 
@@ -276,8 +277,8 @@ def _unknown_option_key(
         return ConfigError(f"{option} has no keys", name, "leave it out")
     meant = did_you_mean(name, keys)
     if meant:
-        value = _meant_value(meant, _known_keys(chosen)[meant], typed, values)
-        return ConfigError(f"{option} has no key of this name", f"{name}={typed}", f"{meant}={value}")
+        fix = f"{meant}={_meant_value(meant, typed, values, chosen)}"
+        return ConfigError(f"{option} has no key of this name", f"{name}={typed}", fix)
     return unknown(f"{option} has no key of this name", name, keys, f"{{}}={typed}")
 
 
