@@ -6,6 +6,7 @@ The option files of axes, optimizers, data and trackers are their own schema (se
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -72,14 +73,23 @@ class Schedule:
         """
         return max(min(100, steps // 8), steps // 100) if self.warmup == "auto" else int(self.warmup)
 
-    def rate_sum(self, steps: int) -> float:
-        """The sum of the learning rates of all steps, as training/schedule.py has them."""
+    def rate(self, step: int, steps: int) -> float:
+        """The learning rate of step 0 .. steps - 1: linear warm-up, then down to `final_lr` of the peak."""
         warmup = self.warmup_steps(steps)
-        rising = min(warmup, steps)
-        falling = {"constant": 0, "wsd": min(round(self.cooldown * steps), steps - rising)}
-        n = falling.get(self.schedule, steps - rising)
-        at_peak = rising * (rising + 1) / (2 * (warmup + 1)) + steps - rising - n
-        return self.lr * (at_peak + n * self.final_lr + (1 - self.final_lr) * (n + 1) / 2 * (n > 0))
+        if step < warmup:
+            return self.lr * (step + 1) / (warmup + 1)
+        if self.schedule == "constant":
+            return self.lr
+        first = max(warmup, steps - round(self.cooldown * steps)) if self.schedule == "wsd" else warmup
+        progress = min(1.0, max(0.0, (step - first) / max(1, steps - first)))
+        left = 0.5 * (1 + math.cos(math.pi * progress)) if self.schedule == "cosine" else 1 - progress
+        return self.lr * (self.final_lr + (1 - self.final_lr) * left)
+
+    def rate_sum(self, steps: int) -> float:
+        """The sum of the learning rates of all steps, of a long run from a thousand of them."""
+        stride = math.ceil(steps / 1000)
+        rates = [self.rate(step, steps) for step in range(stride // 2, steps, stride)]
+        return sum(rates) * steps / len(rates)
 
 
 @dataclass
