@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from nexus_ablate.config.grammar import show
-from nexus_ablate.config.groups import GROUPS, default_choices, preset_choices
-from nexus_ablate.config.options import OPTIONS, Option, check_installed, conf_dir, default_option, option_files
+from nexus_ablate.config.groups import GROUPS, choices_of
+from nexus_ablate.config.options import OPTIONS, Option, check_installed, conf_yaml, default_option, option_files
 from nexus_ablate.config.override_syntax import Override, read_override
 from nexus_ablate.config.overrides import check_overrides
 from nexus_ablate.config.plugins import Plugin, add_plugins, plugins
 from nexus_ablate.config.resolve import changed, default_rate, from_values
 from nexus_ablate.config.run_config import CLOSED_GROUPS, OPTION_GROUPS, RunConfig, flat, keys_of
 from nexus_ablate.errors import ConfigError, printable
-from nexus_ablate.plain_data import load_yaml
 
 
 def compose(overrides: list[str] | tuple[str, ...] = (), plugins: Iterable[str | Path] = ()) -> RunConfig:
@@ -60,7 +59,7 @@ def compose_values(overrides: Sequence[Override]) -> dict[str, Any]:
     """
     chosen = {override.name: override.values[0] for override in overrides if override.name in GROUPS}
     preset = chosen.pop("preset", None) or "none"
-    own = {group: names[-1] for group, names in (default_choices() | preset_choices([preset])).items()}
+    own = choices_of("config") | choices_of(f"preset/{preset}")
     values = {key: value for key, value in _file("config").items() if key != "hydra"}
     values |= {group: _group_values(group, chosen.get(group, own[group])) for group in own if group != "preset"}
     for key, value in _file(f"preset/{preset}").items():
@@ -77,8 +76,7 @@ def compose_values(overrides: Sequence[Override]) -> dict[str, Any]:
 
 
 def _file(name: str) -> dict[str, Any]:
-    values = load_yaml(conf_dir().joinpath(f"{name}.yaml").read_text(encoding="utf-8"))
-    return {key: value for key, value in values.items() if key != "defaults"}
+    return {key: value for key, value in conf_yaml(name).items() if key != "defaults"}
 
 
 def _group_values(group: str, name: str) -> dict[str, Any]:

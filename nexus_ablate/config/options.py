@@ -153,6 +153,12 @@ def conf_dir() -> Path:
     return shipped if shipped.is_dir() else package.parent / "conf"
 
 
+@cache
+def conf_yaml(name: str) -> dict[str, Any]:
+    """The values of a file of conf/, such as `config` or `preset/gpt2`; all callers share them."""
+    return load_yaml(conf_dir().joinpath(f"{name}.yaml").read_text(encoding="utf-8"))
+
+
 def key_comments(text: str) -> dict[str, tuple[Constraint, str]]:
     """The constraint and meaning in the comment of each top-level key of a YAML text."""
     result = {}
