@@ -283,7 +283,7 @@ def test_an_optimizer_of_a_missing_package_is_refused_with_the_command_that_inst
     from nexus_ablate.cli import main
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("nexus_ablate.config.options.find_spec", lambda module: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda module: None)
     assert main(["optim=lion", "tracker=files"]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3 and "pip install 'nexus-ablate[optimizers]'" in lines[2]
