@@ -30,6 +30,7 @@ from nexus_ablate.config.compose import differences
 from nexus_ablate.config.options import AXES, Option, OptionFile, option_files
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.measure.counts import flops_by_module, parameters
+from nexus_ablate.measure.probe import hooks
 from nexus_ablate.model import GPT
 from nexus_ablate.optimizers import parameters_of
 from nexus_ablate.runs import arm_name
@@ -163,12 +164,9 @@ def traced(model: GPT, context: int, rows: int) -> tuple[dict[str, int], dict[st
     def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         return lambda module, inputs: widths.update({name: inputs[0].shape[-1]})
 
-    handles = [m.register_forward_pre_hook(watch(name)) for name, m in model.named_modules() if type(m) in norms]
-    try:
+    with hooks() as handles:
+        handles += [m.register_forward_pre_hook(watch(name)) for name, m in model.named_modules() if type(m) in norms]
         return widths, flops_by_module(model, context, rows)
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def norm_sites(widths: dict[str, int]) -> list[dict[str, Any]]:
