@@ -230,7 +230,7 @@ SECTIONS: dict[str, tuple[Measure, ...]] = {
     ),
     "weights": (
         Measure("weight/{block}/{matrix}/rms", "", "RMS of the entries", FULL),
-        Measure("weight/{block}/{matrix}/spectral_norm", "", "largest singular value, by 24 Lanczos steps: at most 0.1% too small", FULL, whole="largest"),
+        Measure("weight/{block}/{matrix}/spectral_norm", "", "largest singular value, from the smaller Gram matrix", FULL, whole="largest"),
         Measure("update_ratio/{block}/{matrix}", "", "norm of the optimizer's last change, decay included, divided by the weight's norm before it", FULL, log=True, whole="mean"),
     ),
     "extrapolation": (
