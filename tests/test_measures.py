@@ -19,7 +19,6 @@ from nexus_ablate.training.session import train
 
 ELSEWHERE = {
     "mfu": "a GPU",
-    "spike_score_olmo2/{metric}": "1000 logged steps",
     "option/{figure}": "an option that adds one, as ffn=moe: test_plugin_architectures.py",
     "{set}/loss": "data=stdlib",
     "{set}/bpb": "data=stdlib",
@@ -129,7 +128,6 @@ def test_names_and_units_of_the_table_are_in_order():
         ("prose/loss", "{set}/loss"),
         ("train/loss", "train/loss"),
         ("grad_norm/final_norm", "grad_norm/{module}"),
-        ("spike_score_olmo2/grad_norm/global", "spike_score_olmo2/{metric}"),
         ("extrapolation/by_position/8/33-64", "extrapolation/by_position/{factor}/{tokens_read}"),
         ("weight/block_000/ffn_in_2/rms", "weight/{block}/{matrix}/rms"),
         ("update_ratio/ffn_in_2", "update_ratio/{block}/{matrix}"),
