@@ -61,7 +61,7 @@ def architecture(config: RunConfig, model: GPT, decay_groups: dict[str, list[str
             "without_embeddings": without_embeddings,
             "by_component": totals(sizes, component),
         },
-        "initial_values": initial_values(config, model),
+        "init": config.resolved.init.name,
         "tensors": tensors(config, model),
         "decay": {
             "weight_decay": config.weight_decay,
@@ -185,23 +185,6 @@ def totals(counts: dict[str, int], group: Callable[[str], str]) -> dict[str, int
     for name, count in counts.items():
         sums[group(name)] += count
     return {name: count for name, count in sums.most_common() if count}
-
-
-def initial_values(config: RunConfig, model: GPT) -> dict[str, Any]:
-    """Smallest and largest standard deviation by role, including the placement's gain."""
-    init = INIT.build(config.resolved.init, model.geometry)
-    gains = model.init_gains
-    stds: dict[str, list[float]] = {}
-    for weight in drawn_weights(model).values():
-        stds.setdefault(weight.role, []).append(first_std(weight, init, gains, model.param))
-    return {
-        "init": config.resolved.init.name,
-        "cut_off_at_std": init.cutoff,
-        "by_role": {
-            role: {"tensors": len(values), "std": [min(values), max(values)], "gain": gains.get(role, 1.0)}
-            for role, values in stds.items()
-        },
-    }
 
 
 def tensors(config: RunConfig, model: GPT) -> list[dict[str, Any]]:
