@@ -49,13 +49,10 @@ def evaluate(path: Path, names: Sequence[str]) -> dict[str, Any]:
     device = device_again(config.train.device)
     subject = Subject(
         model=model.to(device),
-        train=data.train,
-        val=data.val["val"],
+        data=data,
         context=config.model.context,
         eval_tokens=config.train.eval_tokens,
-        period=data.period,
         precision=partial(precision_context, config.train.precision, device.type),
-        data=data,
     )
     answers: dict[str, Any] = {}
     for name in filter(missing.__contains__, wanted):
