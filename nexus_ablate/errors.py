@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections import Counter
 from collections.abc import Iterable
 
@@ -79,6 +80,24 @@ class Preempted(UserError):
     """The run was asked to stop; it is saved and can be resumed."""
 
     status = PREEMPTED
+
+
+def require_module(module: str, by: str, command: str) -> None:
+    """Check that a module that not every installation has is there, without importing it.
+
+    Args:
+        by: What needs it.
+        command: What installs it.
+
+    Raises:
+        ConfigError: It isn't.
+    """
+    try:
+        is_there = importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # not even the package that it is part of
+        is_there = False
+    if not is_there:
+        raise ConfigError(f"{by} needs the package {module}", "it is not installed", command)
 
 
 def status_of(error: BaseException) -> int:

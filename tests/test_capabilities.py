@@ -102,7 +102,7 @@ def data_of(tmp_path_factory):
 
 
 def subject(data, way, **keys):
-    return Subject(Known(way, data.vocab_size, **keys), data.train, data.val["val"], 64, 512, data.period, data=data)
+    return Subject(Known(way, data.vocab_size, **keys), data, 64, 512)
 
 
 def evaluation(text):
@@ -140,7 +140,7 @@ def test_recall_of_a_memory_of_fixed_size_falls_with_the_number_of_pairs_and_ris
     data, accuracy = data_of("recall"), {}
     for width in (8, 16, 32, 128):
         model = Memory(data.vocab_size, width)
-        asked = Subject(model, data.train, data.val["val"], 64, 512, data.period, data=data)
+        asked = Subject(model, data, 64, 512)
         by_pairs = evaluation("recall:sequences:64:pairs:2+4+8+16")(asked)["pairs"]
         accuracy[width] = [result["accuracy"] for result in by_pairs.values()]
         assert accuracy[width] == sorted(accuracy[width], reverse=True)

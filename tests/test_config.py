@@ -55,7 +55,7 @@ MIXED = [
     ["model=micro", "model.n_layers=2", "d_ff_ratio=8/3", "optim=muon", "optim.lr=1e-3", "z_loss=1e-4"],
     ["data=files", "data.files=[a.txt,'b c.txt']", "window=[4,0,4,0]", "evals=[streaming:kept:8]", "seed=3"],
     ["norm_gain_sites=[attn,ffn]", "position=rope_yarn", "norm.gain_init=0", "position.factor=2", "++seed=2"],
-    ["model.n_heads=${model.n_layers}", "runs_dir=${oc.env:HOME}/runs", "hydra.verbose=true"],
+    ["model.n_heads=${model.n_layers}", "runs_dir=${oc.env:HOME}/runs"],
     ["optim.groups=[embedding:lr:0.1]", "experiment='ab'", "tracker.project=\\${x}", "preset=llama3", "model=micro"],
 ]
 NEEDS_FILES = "data=files", "preset=nanogpt_shakespeare"
@@ -105,9 +105,10 @@ def test_a_preset_may_be_none(preset):
         ("norm={a:1}", "no option of this name"),
         ("optim.lr=nan", "float"),
         ("experiment=../elsewhere", "folder"),
-        ("hydra.ouput_subdir=x", "try: hydra.output_subdir"),
-        ("hydra.run.dirr=x", "try: hydra.run.dir"),
-        ("hydra/luncher=basic", "try: hydra/launcher"),
+        ("hydra.verbose=true", "of Hydra's keys, a multirun takes hydra/launcher"),
+        ("hydra.run.dir=x", "try: runs_dir=runs"),
+        ("hydra/luncher=basic", "hydra/launcher=joblib"),
+        ("+hydra/launcher=joblib", "hydra/launcher=joblib"),
         ("norm._target_=os.system", "_target_"),
         ("norm={_target_:os.system}", "_target_"),
         ("train={tokens:3", "cannot be read"),

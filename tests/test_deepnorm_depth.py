@@ -12,7 +12,6 @@ from nexus_ablate.config.compose import compose
 from nexus_ablate.data import Batches
 from nexus_ablate.model import build_model
 from nexus_ablate.optimizers import build_optimizer
-from nexus_ablate.training.schedule import learning_rate
 
 SETTING = ["model.d_model=32", "model.n_heads=2", "model.context=32", "norm=layer", "init=xavier"]
 SETTING += [
@@ -39,7 +38,7 @@ def losses(placement: str, n_layers: int, tokens: np.ndarray) -> list[float]:
     batches = Batches(tokens, config.seed, config.train.batch_size, config.model.context)
     results = []
     for step in range(STEPS):
-        optimizer.set_learning_rate(learning_rate(config.schedule, step, STEPS))
+        optimizer.set_learning_rate(config.schedule.rate(step, STEPS))
         window = torch.from_numpy(batches.batch(step))
         loss = torch.nn.functional.cross_entropy(model(window[:, :-1]).flatten(0, 1), window[:, 1:].flatten())
         optimizer.zero_grad()

@@ -1,4 +1,3 @@
-import dataclasses
 import itertools
 import math
 
@@ -15,7 +14,8 @@ from nexus_ablate.attention_core import substituted
 from nexus_ablate.cli import main
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.options import default_option, evaluation_name, evaluation_of, option_files
-from nexus_ablate.data import eval_places
+from nexus_ablate.data import TokenizedData, eval_places
+from nexus_ablate.data.tokenizer import CharTokenizer
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.measure.evaluation import EVALUATION, NotDefined, Subject
 from nexus_ablate.measure.evaluation.extrapolation import by_position
@@ -45,9 +45,12 @@ quantization, intervention = EVALUATIONS["quantization"], EVALUATIONS["intervent
 TEXT = np.random.default_rng(0).integers(0, 11, 400)
 
 
-def subject(config, model=None, **changes):
+def subject(config, model=None, val=TEXT, eval_tokens=64):
     model = build_model(config, 11).eval() if model is None else model
-    return Subject(**({"model": model, "train": TEXT, "val": TEXT, "context": 8, "eval_tokens": 64} | changes))
+    data = TokenizedData(
+        "text", "", TEXT, {"val": val}, CharTokenizer("abcdefghijk"), unigram_bpb=1.0, bytes_per_token=1.0
+    )
+    return Subject(model, data, context=8, eval_tokens=eval_tokens)
 
 
 def spread(model, factor=3.0):
@@ -363,14 +366,15 @@ def likeliest(model, length):
 
 def test_the_block_that_an_outlier_stands_in_loses_most(tiny):
     def gaps(gain):
-        made = subject(tiny("norm=layer", "init=gpt2"), eval_tokens=256)
+        config = tiny("norm=layer", "init=gpt2")
+        model = build_model(config, 11).eval()
         with torch.no_grad():
-            spread(made.model, 4.0)
-            made.model.embedding.weight.mul_(30)
-            made.model.blocks[1].norm_ffn.gain[3] = gain
-            for m in linear_maps(made.model.blocks[1].ffn)[:-1]:
+            spread(model, 4.0)
+            model.embedding.weight.mul_(30)
+            model.blocks[1].norm_ffn.gain[3] = gain
+            for m in linear_maps(model.blocks[1].ffn)[:-1]:
                 m.weight[:, 3] = 0  # the outlier says nothing: it only takes up the scale
-        result = quantization(dataclasses.replace(made, val=likeliest(made.model, 257)))
+        result = quantization(subject(config, model, val=likeliest(model, 257), eval_tokens=256))
         assert result["worst_block"] == int(np.argmax(result["gap_by_block"]))
         whole = ("dynamic_tensor", "dynamic_channel", "static_tensor", "static_channel")
         return np.array([*result["gap_by_block"], *(result["schemes"][name]["gap"] for name in whole)])
@@ -592,7 +596,7 @@ def test_a_restored_model_has_the_weights_and_the_loss_of_the_run(finished):
     config, data, model = restore(record)
     assert not model.training
     assert config.science() == compose([]).science() | config.science()
-    result = subject(config, model, val=data.val["val"], train=data.train, eval_tokens=config.train.eval_tokens)
+    result = subject(config, model, val=data.val["val"], eval_tokens=config.train.eval_tokens)
     assert record.summary is not None
     assert result.losses(result.windows(10**6)).mean().item() == pytest.approx(record.summary["val_loss"], rel=1e-6)
 

@@ -262,8 +262,15 @@ def test_a_driver_that_is_killed_again_and_again_ends_with_the_table_of_an_undis
 
 @pytest.mark.parametrize("words", [["hydra/launcher=ray"], ["--launcher", "ray"]])
 @pytest.mark.parametrize("command", [["-m", "norm=layer,rms"], ["study", "norms"]])
-def test_a_launcher_that_is_not_installed_is_named_with_its_package(command, words, monkeypatch, capsys):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+@pytest.mark.parametrize("has_other_plugins", [True, False])
+def test_a_launcher_that_is_not_installed_is_named_with_its_package(
+    command, words, has_other_plugins, monkeypatch, capsys
+):
+    def find_spec(name: str) -> None:
+        if not has_other_plugins:
+            raise ModuleNotFoundError("No module named 'hydra_plugins'")
+
+    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
     assert main([*command, *words]) == errors.CONFIG
     assert "try: pip install 'hydra-ray-launcher'" in capsys.readouterr().err
 

@@ -226,9 +226,9 @@ def test_first_token_ratios_are_those_of_what_attention_reads(tiny):
 def test_the_spectral_norm_is_that_of_the_exact_decomposition(shape):
     weight = draw(*shape)
     exact = torch.linalg.matrix_norm(weight, 2).item()
-    assert spectral_norm(weight).item() == pytest.approx(exact, rel=1e-3)
+    assert spectral_norm(weight).item() == pytest.approx(exact, rel=1e-5)
     assert spectral_norm(torch.zeros(shape)).item() == 0.0
-    assert spectral_norm(torch.stack((weight, 3 * weight, weight))).item() == pytest.approx(3 * exact, rel=1e-3)
+    assert spectral_norm(torch.stack((weight, 3 * weight, weight))).item() == pytest.approx(3 * exact, rel=1e-5)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -264,8 +264,8 @@ def test_weight_rms_is_over_all_blocks_and_over_every_parameter_of_a_role(tiny):
 
 def test_gradients_of_the_first_block_are_compared_with_those_of_the_last():
     norms = {"block_000/attn": 3.0, "block_000/ffn": 4.0, "block_1000/ffn": 2.0, "block_999/ffn": 9.0, "embedding": 1.0}
-    assert first_over_last(norms) == 2.5
-    assert math.isnan(first_over_last({"block_000/attn": 0.0}))
+    assert first_over_last(norms, 1001) == 2.5
+    assert math.isnan(first_over_last({"block_000/attn": 0.0}, 1))
 
 
 def test_every_matrix_of_the_blocks_is_reported_by_block_and_role(tiny):

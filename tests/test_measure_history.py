@@ -2,7 +2,7 @@ import statistics
 
 import pytest
 
-from nexus_ablate.measure.history import final_means, onsets, spike_score, spike_score_olmo2, spike_scores
+from nexus_ablate.measure.history import final_means, onsets, spike_score, spike_scores
 
 
 def rows(values, name):
@@ -19,20 +19,17 @@ def test_an_onset_is_the_first_time_at_the_threshold_and_absent_where_it_never_c
 def test_a_spike_is_seen_once_and_a_smooth_curve_has_none():
     calm = [3 - 0.001 * i + 0.01 * (-1) ** i for i in range(400)]
     assert spike_score(calm) == 0
-    assert spike_score_olmo2(calm, window=100) == 0
     spiked = [*calm[:300], 5.0, *calm[301:]]
     assert spike_score(spiked) == pytest.approx(1 / (400 - 128))
-    assert spike_score_olmo2(spiked, window=100) == pytest.approx(1 / 301)
 
 
-def test_a_fall_is_no_spike_for_olmo_core_and_one_for_the_paper():
+def test_a_fall_is_no_spike():
     calm = [2 + 0.01 * (-1) ** i for i in range(400)]
     fallen = [*calm[:300], 0.0, *calm[301:]]
     assert spike_score(fallen) == 0
-    assert spike_score_olmo2(fallen, window=100) > 0
 
 
-def test_the_scores_are_the_definitions_written_out():
+def test_the_score_is_the_definition_written_out():
     values = [((7919 * i) % 1009) / 1009 + (3.0 if i % 97 == 0 else 0) for i in range(300)]
     expected = [
         v > statistics.fmean(values[i - 32 : i]) + 2 * statistics.pstdev(values[i - 32 : i])
@@ -40,12 +37,6 @@ def test_the_scores_are_the_definitions_written_out():
         if i >= 32
     ]
     assert spike_score(values, window=32, deviations=2) == sum(expected) / len(expected) > 0
-    expected = [
-        abs(v - statistics.fmean(w := values[i - 31 : i + 1])) >= 2 * statistics.pstdev(w)
-        for i, v in enumerate(values)
-        if i >= 31
-    ]
-    assert spike_score_olmo2(values, window=32, deviations=2) == sum(expected) / len(expected) > 0
 
 
 def test_final_means_are_over_what_was_logged_in_the_last_tenth_of_the_steps():
@@ -62,7 +53,6 @@ def test_final_means_are_over_what_was_logged_in_the_last_tenth_of_the_steps():
 def test_too_few_values_have_no_score():
     assert spike_score([1.0] * 128) is None
     assert spike_score([1.0] * 129) == 0
-    assert spike_score_olmo2([1.0] * 999) is None
     assert spike_scores(rows([3.0] * 60, "train/loss"), warmup=0) == {}
 
 

@@ -19,7 +19,6 @@ from nexus_ablate.training.session import train
 
 ELSEWHERE = {
     "mfu": "a GPU",
-    "spike_score_olmo2/{metric}": "1000 logged steps",
     "option/{figure}": "an option that adds one, as ffn=moe: test_plugin_architectures.py",
     "{set}/loss": "data=stdlib",
     "{set}/bpb": "data=stdlib",
@@ -63,9 +62,8 @@ def test_what_a_study_may_judge_is_shown_of_a_run_and_compared_between_arms(tiny
     capsys.readouterr()
     assert main(["show", str(path)]) == 0
     shown = capsys.readouterr().out
-    for name, form in (("train_loss", ".4f"), ("weight_rms/global", ".4f"), ("act/resid/first_norm_ratio", ".2f")):
+    for name, form in (("train_loss", ".4f"), ("weight_rms/global", ".4f")):
         assert format(summary[name], form) in shown
-    assert "by distance" in shown and f"{summary['attn/score_at/4-7']:.2f} at 4-7" in shown
     table = tmp_path / "table.csv"
     assert main(["compare", str(tmp_path / "runs"), "--csv", str(table), "--details"]) == 0
     details = "".join(capsys.readouterr().out.split())
@@ -129,7 +127,6 @@ def test_names_and_units_of_the_table_are_in_order():
         ("prose/loss", "{set}/loss"),
         ("train/loss", "train/loss"),
         ("grad_norm/final_norm", "grad_norm/{module}"),
-        ("spike_score_olmo2/grad_norm/global", "spike_score_olmo2/{metric}"),
         ("extrapolation/by_position/8/33-64", "extrapolation/by_position/{factor}/{tokens_read}"),
         ("weight/block_000/ffn_in_2/rms", "weight/{block}/{matrix}/rms"),
         ("update_ratio/ffn_in_2", "update_ratio/{block}/{matrix}"),

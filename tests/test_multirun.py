@@ -30,7 +30,7 @@ def test_hydra_s_own_parser_expands_the_overrides(words, number, reason):
 
 def test_an_interval_is_refused_because_nothing_searches_it(capsys):
     assert main(["-m", "optim.lr=interval(1e-4,1e-2)"]) == errors.CONFIG
-    assert "a list of values, not an interval" in capsys.readouterr().err
+    assert "values, not an interval" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("sweeper", ["optuna", "ax", "nevergrad"])

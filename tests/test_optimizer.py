@@ -11,7 +11,6 @@ from nexus_ablate.config.options import option_files
 from nexus_ablate.model import build_model
 from nexus_ablate.optimizers import OPTIM, Parameter, build_optimizer, decay_groups
 from nexus_ablate.training.gradients import GradientNorms, part_of
-from nexus_ablate.training.schedule import learning_rate
 
 
 def model_of(tiny, *overrides):
@@ -66,11 +65,11 @@ def test_a_matrix_without_a_role_is_refused(tiny):
 def test_warm_up_is_linear_and_then_each_schedule_ends_where_it_says():
     for schedule in ("cosine", "linear", "wsd"):
         config = schedule_of(f"optim.schedule={schedule}", "optim.lr=1.0", "optim.warmup=10", "optim.final_lr=0.1")
-        rates = [learning_rate(config, s, 100) for s in range(101)]
+        rates = [config.rate(s, 100) for s in range(101)]
         assert rates[:10] == pytest.approx([(s + 1) / 11 for s in range(10)])
         assert max(rates) == rates[10] == 1.0
         assert rates[100] == pytest.approx(0.1)
-    assert learning_rate(schedule_of("optim.schedule=constant", "optim.lr=0.5", "optim.warmup=3"), 99, 100) == 0.5
+    assert schedule_of("optim.schedule=constant", "optim.lr=0.5", "optim.warmup=3").rate(99, 100) == 0.5
 
 
 def test_cosine_is_nanogpt_s_formula():
@@ -78,14 +77,14 @@ def test_cosine_is_nanogpt_s_formula():
     for step in (100, 700, 1999):
         ratio = (step - 100) / (2000 - 100)
         expected = 1e-4 + 0.5 * (1 + math.cos(math.pi * ratio)) * (1e-3 - 1e-4)
-        assert learning_rate(config, step, 2000) == pytest.approx(expected)
+        assert config.rate(step, 2000) == pytest.approx(expected)
 
 
 def test_wsd_holds_the_peak_and_then_cools_linearly():
     config = schedule_of(
         "optim.schedule=wsd", "optim.lr=1.0", "optim.warmup=0", "optim.cooldown=0.2", "optim.final_lr=0.0"
     )
-    rates = [learning_rate(config, s, 100) for s in range(100)]
+    rates = [config.rate(s, 100) for s in range(100)]
     assert rates[:81] == [1.0] * 81
     assert rates[90] == pytest.approx(0.5)
 
@@ -284,7 +283,7 @@ def test_an_optimizer_of_a_missing_package_is_refused_with_the_command_that_inst
     from nexus_ablate.cli import main
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("nexus_ablate.config.options.find_spec", lambda module: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda module: None)
     assert main(["optim=lion", "tracker=files"]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3 and "pip install 'nexus-ablate[optimizers]'" in lines[2]

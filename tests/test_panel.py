@@ -120,8 +120,8 @@ def planted(tmp_path, monkeypatch):
         PANEL, sizes={"femto": panels.PanelSize(overrides=FEMTO, rates=[*RATES])}, changes=changes
     )
     (tmp_path / "panel.yaml").write_text(yaml.safe_dump(msgspec.to_builtins(small), sort_keys=False))
-    for module in (panels, calibration):
-        monkeypatch.setattr(module, "conf_dir", lambda: tmp_path)
+    monkeypatch.setattr(panels, "conf_yaml", lambda name: yaml.safe_load((tmp_path / f"{name}.yaml").read_text()))
+    monkeypatch.setattr(calibration, "conf_dir", lambda: tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     effects = {name: 0.05 if changes[name].expected == "higher" else -0.05 for name in DIRECTIONAL[:12]}
     effects |= {name: -0.01 * np.sign(effects[name]) for name in WRONG}

@@ -149,7 +149,7 @@ def describe(facts: Facts, everything: bool) -> None:
 
     decay = facts["decay"]
     which = decay["which"].replace("_", " and ")
-    title = f"initial values (init={facts['initial_values']['init']}), peak learning rate, and weight decay "
+    title = f"initial values (init={facts['init']}), peak learning rate, and weight decay "
     _print(f"{title}{decay['weight_decay']:g} on {which}, per step", _tensors(facts["tensors"], size["n_layers"]))
     _print(
         "the same function", [(each["option"], f"{each['same_as']}: {each['when']}") for each in facts["equivalent"]]

@@ -10,11 +10,11 @@ from typing import Any
 
 from nexus_ablate.cli.verb import Flag, Flags, Verb
 from nexus_ablate.config.grammar import show
-from nexus_ablate.config.options import OptionFile, conf_dir, evaluation_value, option_files
+from nexus_ablate.config.groups import choices_of
+from nexus_ablate.config.options import OptionFile, conf_dir, conf_yaml, evaluation_value, option_files
 from nexus_ablate.config.run_config import CLOSED_GROUPS, OPTION_GROUPS, RunConfig
 from nexus_ablate.errors import OK, unknown
 from nexus_ablate.measure.measures import MEASURES
-from nexus_ablate.plain_data import load_yaml
 
 VERB = Verb(
     "list",
@@ -51,11 +51,7 @@ def run(words: list[str], flags: Flags) -> int:
 def catalogue() -> dict[str, Any]:
     """`{summary, default, keys}` by group and option, on axes also `equation`, `prescribes` and `plugin`. The group
     `switches` has the top-level keys."""
-    values = _yaml(conf_dir() / "config.yaml")
-    defaults: dict[str, str] = {}
-    for entry in values["defaults"]:
-        if isinstance(entry, dict):
-            defaults |= entry
+    values, defaults = conf_yaml("config"), choices_of("config")
     groups: dict[str, Any] = {}
     for group in (*OPTION_GROUPS, "evaluation"):
         groups[group] = {name: _option(file, name == defaults.get(group)) for name, file in option_files(group).items()}
@@ -90,7 +86,7 @@ def _closed_option(group: str, path: Path, is_default: bool) -> dict[str, Any]:
     comments = [line.removeprefix("#").strip() for line in lines if not line.startswith("# @package")]
     keys = {}
     if group in CLOSED_GROUPS:
-        values = _yaml(path)
+        values = conf_yaml(f"{group}/{path.stem}")
         fields = dataclasses.fields(CLOSED_GROUPS[group])
         keys = {field.name: _key(field, values) for field in fields if field.name != "name"}
     return {"summary": comments[0], "default": is_default, "keys": keys}
@@ -102,13 +98,9 @@ def _key(field: dataclasses.Field[Any], values: dict[str, Any]) -> dict[str, Any
     return {"default": values.get(field.name), "takes": about["constraint"].text, "meaning": about["meaning"]}
 
 
-def _yaml(path: Path) -> dict[str, Any]:
-    return load_yaml(path.read_text(encoding="utf-8"))
-
-
 def _parameters(path: Path) -> int:
     """A number that is proportional to the parameters of a model's blocks."""
-    values = _yaml(path)
+    values = conf_yaml(f"model/{path.stem}")
     return values["n_layers"] * values["d_model"] ** 2
 
 

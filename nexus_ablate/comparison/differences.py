@@ -2,44 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import re
-from functools import cache
 from typing import Any
 
 from nexus_ablate.config.grammar import show
-from nexus_ablate.config.run_config import CLOSED_GROUPS, RunConfig
+from nexus_ablate.config.run_config import RunConfig, flat
 from nexus_ablate.study.schema import Study
 
 CUT = re.compile(r",\+[0-9a-f]{6}$")
 """The ending of an arm's name that was too long for a directory."""
-_ASIDE = ("seed", "tracker", "probe", "resolved")
-
-
-@cache
-def _no_science() -> frozenset[str]:
-    """The keys that cannot change a result."""
-    keys = {f.name for f in dataclasses.fields(RunConfig) if f.metadata.get("science") is False}
-    for group, cls in CLOSED_GROUPS.items():
-        keys |= {f"{group}.{f.name}" for f in dataclasses.fields(cls) if f.metadata.get("science") is False}
-    return frozenset(keys)
-
-
-def flat(config: dict[str, Any]) -> dict[str, Any]:
-    """The keys of a config.yaml that can change the result, written as on the command line: `norm`, `norm.eps`."""
-    keys: dict[str, Any] = {}
-    for name, value in config.items():
-        if name in _ASIDE or name in _no_science():
-            continue
-        if not isinstance(value, dict):
-            keys[name] = value
-            continue
-        for key, item in value.items():
-            if f"{name}.{key}" not in _no_science():
-                keys[name if key == "name" else f"{name}.{key}"] = item
-    return keys
 
 
 def differing(config: dict[str, Any], base: dict[str, Any]) -> dict[str, tuple[str, str]]:

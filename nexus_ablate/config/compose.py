@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 from functools import cache, reduce
 from pathlib import Path
 from typing import Any
 
 from nexus_ablate.config.grammar import show
-from nexus_ablate.config.groups import GROUPS, default_choices, preset_choices
-from nexus_ablate.config.options import OPTIONS, Option, check_installed, conf_dir, default_option, option_files
+from nexus_ablate.config.groups import GROUPS, choices_of
+from nexus_ablate.config.options import OPTIONS, Option, check_installed, conf_yaml, default_option, option_files
 from nexus_ablate.config.override_syntax import Override, read_override
 from nexus_ablate.config.overrides import check_overrides
 from nexus_ablate.config.plugins import Plugin, add_plugins, plugins
 from nexus_ablate.config.resolve import changed, default_rate, from_values
-from nexus_ablate.config.run_config import CLOSED_GROUPS, OPTION_GROUPS, RunConfig, keys_of
+from nexus_ablate.config.run_config import CLOSED_GROUPS, OPTION_GROUPS, RunConfig, flat, keys_of
 from nexus_ablate.errors import ConfigError, printable
-from nexus_ablate.plain_data import load_yaml
 
 
 def compose(overrides: list[str] | tuple[str, ...] = (), plugins: Iterable[str | Path] = ()) -> RunConfig:
@@ -61,7 +59,7 @@ def compose_values(overrides: Sequence[Override]) -> dict[str, Any]:
     """
     chosen = {override.name: override.values[0] for override in overrides if override.name in GROUPS}
     preset = chosen.pop("preset", None) or "none"
-    own = {group: names[-1] for group, names in (default_choices() | preset_choices([preset])).items()}
+    own = choices_of("config") | choices_of(f"preset/{preset}")
     values = {key: value for key, value in _file("config").items() if key != "hydra"}
     values |= {group: _group_values(group, chosen.get(group, own[group])) for group in own if group != "preset"}
     for key, value in _file(f"preset/{preset}").items():
@@ -78,8 +76,7 @@ def compose_values(overrides: Sequence[Override]) -> dict[str, Any]:
 
 
 def _file(name: str) -> dict[str, Any]:
-    values = load_yaml(conf_dir().joinpath(f"{name}.yaml").read_text(encoding="utf-8"))
-    return {key: value for key, value in values.items() if key != "defaults"}
+    return {key: value for key, value in conf_yaml(name).items() if key != "defaults"}
 
 
 def _group_values(group: str, name: str) -> dict[str, Any]:
@@ -130,50 +127,27 @@ def differences(config: RunConfig, baseline: RunConfig | None = None) -> dict[st
         config: From `compose`.
         baseline: A study's baseline. Default: the default configuration, or the preset that `config` starts from.
     """
-    if baseline is not None:
-        base = baseline
-        differing = {} if config.preset == base.preset else {"preset": config.preset}
-    else:
-        base = from_values(_preset_values(config.preset))
-        base.train = _on_any_machine(base.train)
-        differing = {} if config.preset == "none" else {"preset": config.preset}
-    for item in dataclasses.fields(RunConfig):
-        name = item.name
-        if name == "resolved":
+    base = from_values(_preset_values(config.preset)) if baseline is None else baseline
+    values, base_values = flat(config.nested()), flat(base.nested())
+    exchanged = [group for group in GROUPS if values.get(group) != base_values.get(group)]
+    for group in exchanged:
+        base_values |= _defaults(group, values[group])
+    if baseline is None or "train" in exchanged:  # a run in bfloat16 has the same name wherever `auto` chose it
+        base_values["train.precision"] = "fp32"
+    if base_values["optim.lr"] in ("auto", default_rate(base)):
+        base_values["optim.lr"] = default_rate(config)
+    former = "none" if baseline is None else baseline.preset
+    differing = {} if config.preset == former else {"preset": config.preset}
+    for key, value in values.items():
+        name = key.partition(".")[0]
+        if value == base_values.get(key) or (base_values[name] == "auto" and _means_auto(config, name)):
             continue
-        own: Any = getattr(config, name)
-        base_value: Any = getattr(base, name)
-        if name in OPTION_GROUPS and name != "tracker":
-            if own.name != base_value.name:
-                if _means_auto(config, name, base_value.name):
-                    continue
-                differing[name] = own.name
-                base_value = default_option(name, own.name)
-            if name == "optim":
-                base_value = _at_this_size(base_value, base, config)
-            differing |= {f"{name}.{k}": _text(v) for k, v in own.keys.items() if v != base_value.keys.get(k)}
-        elif name in CLOSED_GROUPS and name != "probe":
-            if own.name != base_value.name:
-                differing[name] = own.name
-                base_value = _on_any_machine(_group_default(name, own.name))
-            for f in dataclasses.fields(own):
-                value = getattr(own, f.name)
-                if f.metadata["science"] and f.name != "name" and value != getattr(base_value, f.name):
-                    differing[f"{name}.{f.name}"] = _text(value)
-        elif (
-            item.metadata.get("science")
-            and name != "seed"
-            and own != base_value
-            and not _means_auto(config, name, base_value)
-        ):
-            differing[name] = _text(own)
+        differing[key] = _text(value)
     return differing
 
 
-def _means_auto(config: RunConfig, name: str, base_value: Any) -> bool:
+def _means_auto(config: RunConfig, name: str) -> bool:
     """Whether a value is what `auto` means here, so that setting it changes nothing."""
-    if base_value != "auto":
-        return False
     auto = Option("auto") if name in OPTION_GROUPS else "auto"
     try:
         return changed(config, **{name: auto}).science() == config.science()
@@ -181,11 +155,14 @@ def _means_auto(config: RunConfig, name: str, base_value: Any) -> bool:
         return False
 
 
-def _at_this_size(optim: Option, base: RunConfig, config: RunConfig) -> Option:
-    """The base's optimizer at the size of `config`: with the rate of `optim.lr=auto`, if that is its rate."""
-    if optim.keys["lr"] not in ("auto", default_rate(base)):
-        return optim
-    return Option(optim.name, optim.keys | {"lr": default_rate(config)})
+def _defaults(group: str, name: str) -> dict[str, Any]:
+    """The keys of an option with the values of its file."""
+    if group in OPTION_GROUPS:
+        values = default_option(group, name).keys
+    else:
+        file = _file(f"{group}/{name}")
+        values = {key: constraint.accept(key, file[key]) for key, constraint in keys_of(CLOSED_GROUPS[group]).items()}
+    return {f"{group}.{key}": value for key, value in values.items()}
 
 
 def _text(value: Any) -> str:
@@ -197,13 +174,3 @@ def _text(value: Any) -> str:
 @cache
 def _preset_values(preset: str) -> dict[str, Any]:
     return compose_values([read_override(f"preset={preset}")])
-
-
-def _on_any_machine(group: Any) -> Any:
-    """A group's defaults with float32, so that a run in bfloat16 has the same name wherever `auto` chose it."""
-    return dataclasses.replace(group, precision="fp32") if hasattr(group, "precision") else group
-
-
-def _group_default(group: str, name: str) -> Any:
-    keys, values = keys_of(CLOSED_GROUPS[group]), _file(f"{group}/{name}")
-    return CLOSED_GROUPS[group](**{k: constraint.accept(k, values[k]) for k, constraint in keys.items()})

@@ -85,7 +85,8 @@ class Constraint:
             accepted, canonical = _accept(alternative, value, boolean=set(self.words) == {"on", "off"})
             if accepted:
                 return canonical
-        raise ConfigError(f"{key} takes {self.text}", show(value), f"{key}={self.near(value) or self.example()}")
+        near = self.near(value)
+        raise ConfigError(f"{key} takes {self.text}", show(value), f"{key}={near}" if near else self.text)
 
     def near(self, value: object) -> str:
         """The word that a value is probably meant to be; '' if none is like it."""
@@ -93,23 +94,6 @@ class Constraint:
         if switch in self.words:
             return switch
         return did_you_mean(value, self.words) if isinstance(value, str) else ""
-
-    def example(self) -> str:
-        """A value that the key takes, as it is typed."""
-        if self.text == BY_ROLE:
-            return "[embedding:lr:0.1]"
-        first = self.alternatives[0]
-        kind = first.removeprefix("list of ")
-        interval = parse_interval(kind)
-        if interval is None:
-            shown = "NAME" if kind == "text" else kind
-        elif interval.low_inside or interval.low == -math.inf:
-            shown = show(max(interval.low, min(interval.high, 0)))
-        else:
-            shown = show(
-                interval.high if interval.high_inside else (interval.low + min(interval.high, interval.low + 2)) / 2
-            )
-        return shown if kind == first else f"[{shown}]"
 
 
 @cache

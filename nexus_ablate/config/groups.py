@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import re
-
-from nexus_ablate.config.options import conf_dir, option_files
+from nexus_ablate.config.options import conf_dir, conf_yaml, option_files
 from nexus_ablate.config.run_config import CLOSED_GROUPS, OPTION_GROUPS
-from nexus_ablate.plain_data import load_yaml
 
 GROUPS = (*OPTION_GROUPS, *CLOSED_GROUPS, "preset")
 
 
-def default_choices() -> dict[str, list[str]]:
-    defaults = load_yaml(conf_dir().joinpath("config.yaml").read_text(encoding="utf-8"))["defaults"]
-    pairs = [next(iter(entry.items())) for entry in defaults if isinstance(entry, dict)]
-    return {group: [name] for group, name in pairs if group in GROUPS}
-
-
-def preset_choices(presets: list[str]) -> dict[str, list[str]]:
-    options: dict[str, list[str]] = {}
-    for preset in presets:
-        text = conf_dir().joinpath("preset", f"{preset}.yaml").read_text(encoding="utf-8")
-        for group, name in re.findall(r"^\s*- override /(\w+): (\w+)", text, flags=re.MULTILINE):
-            options.setdefault(group, []).append(name)
-    return options
+def choices_of(name: str) -> dict[str, str]:
+    """The option that a file of conf/ chooses by group: `config` in all groups, `preset/gpt2` in some."""
+    choices = {}
+    for entry in conf_yaml(name).get("defaults", []):
+        for group, option in entry.items() if isinstance(entry, dict) else ():
+            choices[group.removeprefix("override /")] = option
+    return {group: option for group, option in choices.items() if group in GROUPS}
 
 
 def option_names(group: str) -> set[str]:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from functools import cache
 from typing import Any
 
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.groups import option_names
-from nexus_ablate.config.options import conf_dir
+from nexus_ablate.config.options import conf_yaml
 from nexus_ablate.config.override_syntax import MOST_RUNS
 from nexus_ablate.config.run_config import OPTION_GROUPS
-from nexus_ablate.plain_data import load_yaml
 
 
-@cache
 def synonyms() -> dict[str, Any]:
     """Names that other libraries and papers use for these verbs, keys, values and options."""
-    return load_yaml(conf_dir().joinpath("synonyms.yaml").read_text(encoding="utf-8"))
+    return conf_yaml("synonyms")
 
 
 def plain_word(word: str) -> str:

@@ -30,13 +30,12 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from nexus_ablate.config.grammar import BY_ROLE, Constraint, show
 from nexus_ablate.config.plugins import Plugin, plugins
-from nexus_ablate.errors import ConfigError, unknown
+from nexus_ablate.errors import ConfigError, require_module, unknown
 from nexus_ablate.plain_data import UNREADABLE, load_yaml
 
 T = TypeVar("T")
@@ -151,6 +150,12 @@ def conf_dir() -> Path:
     package = Path(__file__).resolve().parents[1]
     shipped = package / "conf"
     return shipped if shipped.is_dir() else package.parent / "conf"
+
+
+@cache
+def conf_yaml(name: str) -> dict[str, Any]:
+    """The values of a file of conf/, such as `config` or `preset/gpt2`; all callers share them."""
+    return load_yaml(conf_dir().joinpath(f"{name}.yaml").read_text(encoding="utf-8"))
 
 
 def key_comments(text: str) -> dict[str, tuple[Constraint, str]]:
@@ -286,8 +291,7 @@ def check_installed(axis: str, name: str) -> None:
         ConfigError: One isn't.
     """
     for module, command in option_files(axis)[name].needs.items():
-        if find_spec(module) is None:
-            raise ConfigError(f"{axis}={name} needs the package {module}", "it is not installed", command)
+        require_module(module, f"{axis}={name}", command)
 
 
 def default_option(group: str, name: str) -> Option:

@@ -1,26 +1,22 @@
 """Overrides as Hydra's grammar reads them, before they are compared with any schema.
 
-Hydra accepts an added key (`+x=1`) and a misspelt `hydra.` key, and its messages contain internal types.
+Hydra accepts an added key (`+x=1`) and any key of its own, and its messages contain internal types.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from functools import cache
+from itertools import islice
 from typing import Any
 
-from nexus_ablate.config.grammar import Constraint, show
 from nexus_ablate.config.groups import option_names
-from nexus_ablate.errors import ConfigError, unknown
+from nexus_ablate.errors import ConfigError
 
 MOST_RUNS = 10_000
 """Most values of a sweep, and most runs of a multirun: more are a typing error."""
-_HYDRA_VALUES = {
-    "hydra.launcher.n_jobs": Constraint("int (-inf, -1] | int [1, inf)"),
-}
-"""Keys of Hydra's plugins for which a wrong value would end in a traceback."""
+_WITH_LAUNCHER = "nexus-ablate -m norm=rms,layer hydra/launcher=joblib"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,8 +64,12 @@ def read_override(text: str) -> Override:
         raise ConfigError("nothing can be removed from the configuration", text, f"choose another {name}")
     is_added = override.is_add() and not override.is_force_add()
     given = Override(text, name, typed, _values(override), override.is_sweep_override(), is_added)
-    if given.is_hydra:
-        _check_hydra_key(name, given.values)
+    if given.is_hydra and not text.startswith("hydra/launcher=") and not name.startswith("hydra.launcher."):
+        problem = "of Hydra's keys, a multirun takes hydra/launcher and hydra.launcher.KEY"
+        fix = "runs_dir=runs" if name.endswith(".dir") else _WITH_LAUNCHER
+        raise ConfigError(f"{problem}; sweepers that search are not supported", text, fix)
+    if name == "hydra.launcher.n_jobs" and 0 in given.values:  # joblib's traceback would be the answer
+        raise ConfigError("a launcher runs at least one job at a time", text, f"{name}=2")
     return given
 
 
@@ -86,30 +86,21 @@ def _values(override: Any) -> list[Any]:
     Raises:
         ConfigError: A sweep that isn't a list of values, or has none or too many.
     """
-    from hydra.core.override_parser.types import Glob, IntervalSweep, RangeSweep, Sweep
+    from hydra.core.override_parser.types import Glob, Sweep
+    from hydra.errors import HydraException
 
-    if override.is_sweep_override():
-        sweep, key = override.value(), override.key_or_group
-        if isinstance(sweep, Glob):
-            return sweep.filter(sorted(option_names(key)))
-        if isinstance(sweep, IntervalSweep):
-            got, fix = override.input_line, f"{key}={show(((sweep.start or 0) + (sweep.end or 0)) / 2)}"
-            raise ConfigError("Hydra's basic sweeper takes a list of values, not an interval", got, fix)
-        if isinstance(sweep, RangeSweep):
-            start, stop = sweep.start or 0, sweep.stop or 0
-            number = max(0, math.ceil((stop - start) / sweep.step)) if sweep.step else 0
-            if not 1 <= number <= MOST_RUNS:
-                problem = f"a sweep has 1 to {MOST_RUNS} values, but this one has {number}"
-                raise ConfigError(problem, override.input_line, f"{key}=range(0,5)")
-            return list(override.sweep_iterator())
-        raw = sweep.list
-        if any(isinstance(value, Sweep) for value in raw):
-            single = [v for sweep in raw for v in (sweep.range() if isinstance(sweep, RangeSweep) else [sweep])]
-            fix = f"{key}={','.join(show(value) for value in single[:5] if not isinstance(value, Sweep))}"
-            raise ConfigError("a list of values cannot contain another sweep", override.input_line, fix)
-    else:
-        raw = [override.value()]
-    return [_unquoted(value) for value in raw]
+    if not override.is_sweep_override():
+        return [_unquoted(override.value())]
+    if isinstance(override.value(), Glob):
+        return override.value().filter(sorted(option_names(override.key_or_group)))
+    try:
+        values = [_unquoted(value) for value in islice(override.sweep_iterator(), MOST_RUNS + 1)]
+    except (HydraException, ValueError, ArithmeticError):  # an interval, a step of 0, or a range to NaN
+        values = []
+    if not 1 <= len(values) <= MOST_RUNS or any(isinstance(value, Sweep) for value in values):
+        problem = f"a sweep is a list of 1 to {MOST_RUNS} values, not an interval, and contains no other sweep"
+        raise ConfigError(problem, override.input_line, "nexus-ablate -m seed=0,1,2")
+    return values
 
 
 def _unquoted(value: Any) -> Any:
@@ -126,40 +117,4 @@ def refuse_hydra_keys(overrides: list[str]) -> None:
     for text in overrides:
         if text.lstrip("+~").startswith(("hydra.", "hydra/")):
             problem = "one run uses none of Hydra's keys; a multirun (-m) takes those of a launcher"
-            raise ConfigError(problem, text, "nexus-ablate -m norm=rms,layer hydra/launcher=joblib")
-
-
-def _check_hydra_key(name: str, values: list[Any]) -> None:
-    """Check Hydra's own keys against Hydra's schema, because Hydra silently accepts a misspelt one."""
-    if name in _HYDRA_VALUES:
-        for value in values:
-            _HYDRA_VALUES[name].accept(name, value)
-    from hydra.conf import HydraConf
-
-    if "/" in name:
-        groups = (
-            "hydra/launcher",
-            "hydra/sweeper",
-            "hydra/job_logging",
-            "hydra/hydra_logging",
-            "hydra/help",
-            "hydra/output",
-        )
-        if name not in groups:
-            raise unknown("Hydra has no group of this name", name, groups)
-        for value in values:
-            if not isinstance(value, str):
-                raise ConfigError(f"{name} takes the name of an option", f"{name}={show(value)}", f"{name}=basic")
-        return
-    node: Any = HydraConf
-    seen = "hydra"
-    for part in name.split(".")[1:]:
-        if seen in ("hydra.launcher", "hydra.sweeper", "hydra.job_logging", "hydra.hydra_logging", "hydra.job.env_set"):
-            return  # Hydra checks a plugin's schema itself, when it creates the plugin
-        fields = {f.name: f for f in dataclasses.fields(node)} if dataclasses.is_dataclass(node) else {}
-        if part not in fields:
-            raise unknown("Hydra has no key of this name", name, [f"{seen}.{f}" for f in fields] or [seen])
-        kind = fields[part].type
-        default = fields[part].default_factory if fields[part].default_factory is not dataclasses.MISSING else None
-        node = default if dataclasses.is_dataclass(default) else kind
-        seen = f"{seen}.{part}"
+            raise ConfigError(problem, text, _WITH_LAUNCHER)

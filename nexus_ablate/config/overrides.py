@@ -9,7 +9,7 @@ from collections.abc import Collection
 from typing import Any
 
 from nexus_ablate.config.grammar import Constraint, show
-from nexus_ablate.config.groups import GROUPS, default_choices, option_names, preset_choices
+from nexus_ablate.config.groups import GROUPS, choices_of, option_names
 from nexus_ablate.config.meanings import (
     meant_key,
     meant_list,
@@ -21,11 +21,10 @@ from nexus_ablate.config.meanings import (
     plain_word,
     synonyms,
 )
-from nexus_ablate.config.options import OPTIONS, Key, conf_dir, option_files
+from nexus_ablate.config.options import OPTIONS, Key, conf_yaml, option_files
 from nexus_ablate.config.override_syntax import MOST_RUNS, Override, read_override
 from nexus_ablate.config.run_config import CLOSED_GROUPS, OPTION_GROUPS, RunConfig, keys_of
 from nexus_ablate.errors import ConfigError, did_you_mean, unknown
-from nexus_ablate.plain_data import load_yaml
 
 NO_KEY = "there is no key of this name"
 
@@ -60,6 +59,10 @@ def check_overrides(overrides: list[str], sweeps: bool, beside: Collection[str] 
     return given
 
 
+def _default_choices() -> dict[str, list[str]]:
+    return {group: [option] for group, option in choices_of("config").items()}
+
+
 def _check_given_once(given: list[Override]) -> None:
     """Raises:
     ConfigError: A key is swept and then given again: the last one counts, and the sweep would be lost.
@@ -81,7 +84,7 @@ def _wrong_names(given: list[Override], beside: Collection[str]) -> list[ConfigE
     Keys of an option that does not exist, or of what a preset that does not exist would choose, are not checked.
     """
     wrong = []
-    chosen, unknown_groups = default_choices(), set()
+    chosen, unknown_groups = _default_choices(), set()
     for override in given:
         if override.name not in GROUPS:
             continue
@@ -93,8 +96,9 @@ def _wrong_names(given: list[Override], beside: Collection[str]) -> list[ConfigE
             continue
         chosen[override.name] = names
         if override.name == "preset":
-            own = {other.name for other in given}
-            chosen |= {group: options for group, options in preset_choices(names).items() if group not in own}
+            of_presets = [choices_of(f"preset/{preset}") for preset in names]
+            for group in set(GROUPS) - {other.name for other in given}:
+                chosen[group] = [choices[group] for choices in of_presets if group in choices] or chosen[group]
     for override in given:
         group, _, key = override.name.partition(".")
         if key and group in unknown_groups:
@@ -169,8 +173,8 @@ def _check_values(name: str, values: list[Any], chosen: dict[str, list[str]], ty
         try:
             known[name].accept(name, value)
         except ConfigError as error:
-            if not known[name].near(value) and error.fix == f"{name}={known[name].example()}":
-                error.fix = f"{name}={_default(name, chosen) or known[name].example()}"
+            if error.fix == known[name].text:
+                error.fix = f"{name}={_default(name, chosen)}"
             raise _with_meant_value(error, name, known[name], typed) from None
 
 
@@ -187,14 +191,12 @@ def _known_keys(chosen: dict[str, list[str]]) -> dict[str, Any]:
 
 
 def _default(name: str, chosen: dict[str, list[str]]) -> str:
-    """The default of a key under the chosen options, as it is typed; '' where it is text that isn't given."""
+    """The default of a key under the chosen options, as it is typed."""
     group, _, key = name.rpartition(".")
     if group in OPTION_GROUPS:
         specs: dict[str, Key] = option_files(group)[chosen[group][-1]].keys
         return show(specs[key].default)
-    file = f"{group}/{chosen[group][-1]}" if group else "config"
-    default = load_yaml(conf_dir().joinpath(f"{file}.yaml").read_text(encoding="utf-8")).get(key)
-    return "" if default is None else show(default)
+    return show(conf_yaml(f"{group}/{chosen[group][-1]}" if group else "config")[key])
 
 
 def _accepts(constraint: Constraint, typed: str) -> bool:
@@ -217,8 +219,9 @@ def _with_meant_value(error: ConfigError, name: str, constraint: Constraint, typ
     return error
 
 
-def _meant_value(key: str, constraint: Any, typed: str, values: list[Any]) -> str:
+def _meant_value(key: str, typed: str, values: list[Any], chosen: dict[str, list[str]]) -> str:
     """The value as typed if the key accepts it, else one that it accepts."""
+    constraint = _known_keys(chosen)[key]
     if any(meant_word(key, value) for value in values):
         return ",".join(meant_word(key, value) or show(value) for value in values)
     try:
@@ -227,7 +230,8 @@ def _meant_value(key: str, constraint: Any, typed: str, values: list[Any]) -> st
         else:
             _ = [constraint.accept(key, value) for value in values]
     except ConfigError as error:
-        return error.fix.partition("=")[2] or default_choices()[key][0]
+        default = choices_of("config")[key] if constraint is None else _default(key, chosen)
+        return error.fix.partition("=")[2] or default
     return typed
 
 
@@ -236,7 +240,7 @@ def _unknown_key(name: str, values: list[Any], chosen: dict[str, list[str]], typ
     known = _known_keys(chosen)
     fix = _meant_switch(name, values) or meant_key(name, known) or did_you_mean(name, known)
     if fix in known:
-        fix = f"{fix}={_meant_value(fix, known[fix], typed, values)}"
+        fix = f"{fix}={_meant_value(fix, typed, values, chosen)}"
     return ConfigError(NO_KEY, f"{name}={typed}", fix or "nexus-ablate list")
 
 
@@ -276,8 +280,8 @@ def _unknown_option_key(
         return ConfigError(f"{option} has no keys", name, "leave it out")
     meant = did_you_mean(name, keys)
     if meant:
-        value = _meant_value(meant, _known_keys(chosen)[meant], typed, values)
-        return ConfigError(f"{option} has no key of this name", f"{name}={typed}", f"{meant}={value}")
+        fix = f"{meant}={_meant_value(meant, typed, values, chosen)}"
+        return ConfigError(f"{option} has no key of this name", f"{name}={typed}", fix)
     return unknown(f"{option} has no key of this name", name, keys, f"{{}}={typed}")
 
 
@@ -290,7 +294,7 @@ def respelled(text: str) -> str:
     match = re.match(r"([A-Za-z_][\w.-]*)(?:\s*[=:\s]\s*([^\s=:]\S*))?", text)
     if match is None:
         return ""
-    known = _known_keys(default_choices())
+    known = _known_keys(_default_choices())
     key = match[1] if match[1] in known else meant_key(match[1], known)
     if key.startswith("nexus-ablate"):
         return key

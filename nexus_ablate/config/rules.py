@@ -9,15 +9,13 @@ from typing import Any
 
 from nexus_ablate.config.grammar import compare_numbers, factors_by_role, is_comparison, names_in, show
 from nexus_ablate.config.options import (
-    OPTIONS,
     SHIPPED,
-    Option,
     OptionFile,
     evaluation_of,
     option_files,
 )
 from nexus_ablate.config.roles import DECAYED
-from nexus_ablate.config.run_config import CLOSED_GROUPS, MEANT, Resolved, RunConfig
+from nexus_ablate.config.run_config import MEANT, Resolved, RunConfig, by_key
 from nexus_ablate.errors import ConfigError, unknown
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]*")
@@ -142,7 +140,7 @@ def apply_rules(config: RunConfig, resolved: Resolved, chosen: dict[str, OptionF
     Raises:
         ConfigError: An option refuses this configuration.
     """
-    settings, warnings = settings_of(config, resolved, chosen), []
+    settings, warnings = settings_of(config, resolved, chosen["placement"]), []
     sizes = {n: v for n, v in vars(config.model).items() if isinstance(v, int)}
     sizes |= {"head_dim": resolved.head_dim, "n_kv_heads": resolved.n_kv_heads}
     options = [(f"{axis}={option.name}", getattr(config, axis).keys, option) for axis, option in chosen.items()]
@@ -175,18 +173,13 @@ def apply_rules(config: RunConfig, resolved: Resolved, chosen: dict[str, OptionF
     return warnings
 
 
-def settings_of(config: RunConfig, resolved: Resolved, chosen: dict[str, OptionFile]) -> set[str]:
+def settings_of(config: RunConfig, resolved: Resolved, placement: OptionFile) -> set[str]:
     """All settings that a rule may name, as `key=value`, both as requested and as resolved."""
-    settings = {f"{axis}={option.name}" for axis, option in chosen.items()} | {f"init={resolved.init.name}"}
-    settings |= {f"{name}={show(getattr(resolved, name))}" for name in MEANT}
+    values = by_key(config.nested())
+    meant = by_key({"init": resolved.init.flat()}) | {name: getattr(resolved, name) for name in MEANT}
+    settings = {f"{key}={show(value)}" for key, value in (*values.items(), *meant.items())}
     settings |= set() if resolved.nope_every == "off" else {"nope_every=on"}
-    options = {axis: getattr(config, axis) for axis in (*OPTIONS, "data")} | {"init": resolved.init}
-    settings |= {f"data={config.data.name}"}
-    settings |= {f"{axis}.{k}={show(v)}" for axis, option in options.items() for k, v in option.keys.items()}
-    settings |= {f"{name}={show(value)}" for name, value in vars(config).items() if not isinstance(value, Option)}
-    for group in CLOSED_GROUPS:
-        settings |= {f"{group}.{name}={show(value)}" for name, value in vars(getattr(config, group)).items()}
-    in_blocks = {site for site, needs in chosen["placement"].norm_sites.items() if {needs} <= settings | {""}}
+    in_blocks = {site for site, needs in placement.norm_sites.items() if {needs} <= settings | {""}}
     outside = {site for site, there in (("final", resolved.final_norm), ("embed", config.embed_norm)) if there}
     sites = gain_sites(config, in_blocks, outside)
     return settings | {f"norm.gain_init@{site}={show(config.norm.keys.get('gain_init'))}" for site in sites}

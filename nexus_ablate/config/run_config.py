@@ -6,6 +6,7 @@ The option files of axes, optimizers, data and trackers are their own schema (se
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -72,14 +73,23 @@ class Schedule:
         """
         return max(min(100, steps // 8), steps // 100) if self.warmup == "auto" else int(self.warmup)
 
-    def rate_sum(self, steps: int) -> float:
-        """The sum of the learning rates of all steps, as training/schedule.py has them."""
+    def rate(self, step: int, steps: int) -> float:
+        """The learning rate of step 0 .. steps - 1: linear warm-up, then down to `final_lr` of the peak."""
         warmup = self.warmup_steps(steps)
-        rising = min(warmup, steps)
-        falling = {"constant": 0, "wsd": min(round(self.cooldown * steps), steps - rising)}
-        n = falling.get(self.schedule, steps - rising)
-        at_peak = rising * (rising + 1) / (2 * (warmup + 1)) + steps - rising - n
-        return self.lr * (at_peak + n * self.final_lr + (1 - self.final_lr) * (n + 1) / 2 * (n > 0))
+        if step < warmup:
+            return self.lr * (step + 1) / (warmup + 1)
+        if self.schedule == "constant":
+            return self.lr
+        first = max(warmup, steps - round(self.cooldown * steps)) if self.schedule == "wsd" else warmup
+        progress = min(1.0, max(0.0, (step - first) / max(1, steps - first)))
+        left = 0.5 * (1 + math.cos(math.pi * progress)) if self.schedule == "cosine" else 1 - progress
+        return self.lr * (self.final_lr + (1 - self.final_lr) * left)
+
+    def rate_sum(self, steps: int) -> float:
+        """The sum of the learning rates of all steps, of a long run from a thousand of them."""
+        stride = math.ceil(steps / 1000)
+        rates = [self.rate(step, steps) for step in range(stride // 2, steps, stride)]
+        return sum(rates) * steps / len(rates)
 
 
 @dataclass
@@ -326,6 +336,35 @@ CLOSED_GROUPS = {"model": ModelConfig, "train": TrainConfig, "probe": ProbeConfi
 
 def science_fields(config: object) -> list[dataclasses.Field]:
     return [f for f in dataclasses.fields(config) if f.metadata["science"] and f.name != "name"]  # type: ignore[arg-type]
+
+
+_ASIDE = ("seed", "tracker", "probe", "resolved")
+
+
+@cache
+def _no_science() -> frozenset[str]:
+    """The keys that cannot change a result."""
+    keys = {f.name for f in dataclasses.fields(RunConfig) if f.metadata.get("science") is False}
+    for group, cls in CLOSED_GROUPS.items():
+        keys |= {f"{group}.{f.name}" for f in dataclasses.fields(cls) if f.metadata.get("science") is False}
+    return frozenset(keys)
+
+
+def by_key(values: dict[str, Any]) -> dict[str, Any]:
+    """The nested values of a configuration by key, as on the command line: `norm`, `norm.eps`."""
+    keys: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            keys |= {name if key == "name" else f"{name}.{key}": item for key, item in value.items()}
+        else:
+            keys[name] = value
+    return keys
+
+
+def flat(values: dict[str, Any]) -> dict[str, Any]:
+    """Those of `by_key` that can change the result, and never the seed."""
+    left_out = {*_ASIDE, *_no_science()}
+    return {key: v for key, v in by_key(values).items() if left_out.isdisjoint((key, key.partition(".")[0]))}
 
 
 @cache

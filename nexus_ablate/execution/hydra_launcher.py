@@ -6,7 +6,6 @@ gone, so the state of a run is then read from its directory, and the same comman
 
 from __future__ import annotations
 
-import importlib.util
 import signal
 import tempfile
 import time
@@ -22,7 +21,7 @@ from nexus_ablate import errors
 from nexus_ablate.config.compose import search_plugins
 from nexus_ablate.config.options import conf_dir
 from nexus_ablate.config.overrides import check_overrides
-from nexus_ablate.errors import ConfigError, unknown
+from nexus_ablate.errors import ConfigError, require_module, unknown
 from nexus_ablate.execution.job_progress import JobProgress
 from nexus_ablate.execution.local_pool import Worker
 from nexus_ablate.execution.slurm import refuse_secrets
@@ -65,10 +64,8 @@ class HydraLauncher:
             ConfigError: It isn't, or they can't.
         """
         plugin = f"hydra_plugins.hydra_{self.name.partition('_')[0]}_launcher"
-        if self.name in PACKAGES and importlib.util.find_spec(plugin) is None:
-            package = PACKAGES[self.name]
-            fix = f"pip install '{package}'"
-            raise ConfigError(f"hydra/launcher={self.name} is not installed", f"no package {package}", fix)
+        if self.name in PACKAGES:
+            require_module(plugin, f"hydra/launcher={self.name}", f"pip install '{PACKAGES[self.name]}'")
         check_overrides([f"hydra/launcher={self.name}", *self.settings], sweeps=False)
         with self._created(lambda composed: None):
             pass

@@ -37,8 +37,6 @@ def multirun(overrides: list[str], backend: Backend) -> int:
     Raises:
         UserError: Overrides that cannot be read, or with which no combination can be run; nothing was written.
     """
-    for text in overrides:
-        refuse_hydra_key(text)
     check_overrides(overrides, sweeps=True)
     combinations, group = expanded(overrides)
     if not combinations:  # of a glob that matches nothing
@@ -72,21 +70,6 @@ def multirun(overrides: list[str], backend: Backend) -> int:
     return errors.PREEMPTED if stopped else progress.status
 
 
-def refuse_hydra_key(text: str) -> None:
-    """Raises:
-    ConfigError: A key of Hydra's that a multirun doesn't use: what it would set must not be ignored silently.
-    """
-    key = key_of(text)
-    if key.startswith(("hydra/sweeper", "hydra.sweeper")) and text != "hydra/sweeper=basic":
-        problem = "a multirun trains every combination of the values given; sweepers that search are not supported"
-        raise ConfigError(problem, text, EXAMPLE)
-    if key.startswith("hydra.sweep."):
-        raise ConfigError("runs are kept in runs_dir; Hydra's sweep directory is not used", text, "runs_dir=runs")
-    if key.startswith(("hydra.", "hydra/")) and text != "hydra/sweeper=basic":
-        problem = "of Hydra's keys, a multirun takes hydra/launcher and hydra.launcher.KEY"
-        raise ConfigError(problem, text, f"{EXAMPLE} hydra/launcher=joblib")
-
-
 def expanded(overrides: list[str]) -> tuple[list[list[str]], str]:
     """The overrides of each run, and what varies as typed (`norm=layer,rms`; '' if an experiment gathers the runs).
 
@@ -97,16 +80,15 @@ def expanded(overrides: list[str]) -> tuple[list[list[str]], str]:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    words = [text for text in overrides if not text.startswith("hydra/sweeper=")]
     with open_hydra() as (hydra, _):
         try:
-            parsed = OverridesParser.create(config_loader=hydra.config_loader).parse_overrides(words)
+            parsed = OverridesParser.create(config_loader=hydra.config_loader).parse_overrides(overrides)
             combinations = BasicSweeper.split_arguments(parsed, None)[0]
         except HydraException as error:
-            raise ConfigError(str(error).splitlines()[0], " ".join(words), EXAMPLE) from error
+            raise ConfigError(str(error).splitlines()[0], " ".join(overrides), EXAMPLE) from error
     swept = [override for override in parsed if override.is_sweep_override() and override.key_or_group != "seed"]
     group = errors.printable(" ".join(str(override.input_line) for override in swept)) or "baseline"
-    has_experiment = any(key_of(text) == "experiment" for text in words)
+    has_experiment = any(key_of(text) == "experiment" for text in overrides)
     return combinations, "" if has_experiment else group
 
 

@@ -5,7 +5,6 @@ SLURM then runs them. The same command again submits what is missing by then.
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 
 from nexus_ablate import errors
-from nexus_ablate.errors import ConfigError
+from nexus_ablate.errors import ConfigError, require_module
 from nexus_ablate.execution.job_progress import JobProgress
 from nexus_ablate.execution.local_pool import mark_failed
 from nexus_ablate.execution.slurm_job import REQUEUES, SlurmTask
@@ -58,8 +57,7 @@ class Slurm:
         Raises:
             ConfigError: submitit or SLURM is not installed, or SLURM could never grant the resources.
         """
-        if importlib.util.find_spec("submitit") is None:
-            raise ConfigError("--launcher slurm needs submitit", "not installed", "pip install 'nexus-ablate[slurm]'")
+        require_module("submitit", "--launcher slurm", "pip install 'nexus-ablate[slurm]'")
         for command in ("sbatch", "squeue", "scontrol"):
             if shutil.which(command) is None:
                 fix = "run it on a node of the cluster; without --launcher the jobs run on this machine"

@@ -30,6 +30,7 @@ from nexus_ablate.config.compose import differences
 from nexus_ablate.config.options import AXES, Option, OptionFile, option_files
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.measure.counts import flops_by_module, parameters
+from nexus_ablate.measure.probe import hooks
 from nexus_ablate.model import GPT
 from nexus_ablate.optimizers import parameters_of
 from nexus_ablate.runs import arm_name
@@ -60,7 +61,7 @@ def architecture(config: RunConfig, model: GPT, decay_groups: dict[str, list[str
             "without_embeddings": without_embeddings,
             "by_component": totals(sizes, component),
         },
-        "initial_values": initial_values(config, model),
+        "init": config.resolved.init.name,
         "tensors": tensors(config, model),
         "decay": {
             "weight_decay": config.weight_decay,
@@ -163,12 +164,9 @@ def traced(model: GPT, context: int, rows: int) -> tuple[dict[str, int], dict[st
     def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         return lambda module, inputs: widths.update({name: inputs[0].shape[-1]})
 
-    handles = [m.register_forward_pre_hook(watch(name)) for name, m in model.named_modules() if type(m) in norms]
-    try:
+    with hooks() as handles:
+        handles += [m.register_forward_pre_hook(watch(name)) for name, m in model.named_modules() if type(m) in norms]
         return widths, flops_by_module(model, context, rows)
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def norm_sites(widths: dict[str, int]) -> list[dict[str, Any]]:
@@ -187,23 +185,6 @@ def totals(counts: dict[str, int], group: Callable[[str], str]) -> dict[str, int
     for name, count in counts.items():
         sums[group(name)] += count
     return {name: count for name, count in sums.most_common() if count}
-
-
-def initial_values(config: RunConfig, model: GPT) -> dict[str, Any]:
-    """Smallest and largest standard deviation by role, including the placement's gain."""
-    init = INIT.build(config.resolved.init, model.geometry)
-    gains = model.init_gains
-    stds: dict[str, list[float]] = {}
-    for weight in drawn_weights(model).values():
-        stds.setdefault(weight.role, []).append(first_std(weight, init, gains, model.param))
-    return {
-        "init": config.resolved.init.name,
-        "cut_off_at_std": init.cutoff,
-        "by_role": {
-            role: {"tensors": len(values), "std": [min(values), max(values)], "gain": gains.get(role, 1.0)}
-            for role, values in stds.items()
-        },
-    }
 
 
 def tensors(config: RunConfig, model: GPT) -> list[dict[str, Any]]:

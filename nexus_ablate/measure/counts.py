@@ -16,6 +16,7 @@ from nexus_ablate.attention_core import AttentionCore
 from nexus_ablate.axes.modules import parameter_roles
 from nexus_ablate.config.roles import EMBEDDINGS
 from nexus_ablate.config.run_config import RunConfig
+from nexus_ablate.measure.probe import evaluation_mode, hooks
 from nexus_ablate.model import countable_model
 
 PEAK_FLOPS = {
@@ -115,20 +116,16 @@ def _forward_flops(model: nn.Module, context: int, rows: int) -> dict[str, int]:
 
         return hook
 
-    handles = []
     cores = [module for module in model.modules() if isinstance(module, AttentionCore)]
-    fused, training = [core.fused for core in cores], model.training
-    for name, module in model.named_modules():
-        handles += [module.register_forward_pre_hook(begin), module.register_forward_hook(end(name))]
+    fused = [core.fused for core in cores]
     for core in cores:
         core.fused = False
-    with torch.no_grad(), products:
-        model.eval()(torch.zeros(rows, context, dtype=torch.long, device=next(model.parameters()).device))
-    for handle in handles:
-        handle.remove()
+    with hooks() as handles, evaluation_mode(model), products:
+        for name, module in model.named_modules():
+            handles += [module.register_forward_pre_hook(begin), module.register_forward_hook(end(name))]
+        model(torch.zeros(rows, context, dtype=torch.long, device=next(model.parameters()).device))
     for core, was in zip(cores, fused, strict=True):
         core.fused = was
-    model.train(training)
     return dict(spent)
 
 

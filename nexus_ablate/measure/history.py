@@ -38,16 +38,13 @@ def spike_score(values: Sequence[float], window: int = 128, deviations: float = 
     OLMo-core's stability monitor: one-sided, population standard deviation, a window that excludes the value itself, no
     spike if the deviation is below 1e-10. `values` should exclude warm-up.
     """
-    return _spikes(values, window, deviations, two_sided=False, judged_in_window=False)
-
-
-def spike_score_olmo2(values: Sequence[float], window: int = 1000, deviations: float = 7.0) -> float | None:
-    """Share of values at least `deviations` standard deviations from the mean of the last `window`; None with too few.
-
-    OLMo Team 2025, arXiv:2501.00656, section 3.2: two-sided. The paper doesn't define the window of the deviation; here
-    it is the same window, which ends with the value itself.
-    """
-    return _spikes(values, window, deviations, two_sided=True, judged_in_window=True)
+    spikes = []
+    for index in range(window, len(values)):
+        recent = values[index - window : index]
+        mean = math.fsum(recent) / window
+        deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in recent) / window)
+        spikes.append(deviation >= 1e-10 and values[index] - mean > deviations * deviation)
+    return sum(spikes) / len(spikes) if spikes else None
 
 
 def final_means(rows: Sequence[Mapping[str, Any]], steps: int) -> dict[str, float]:
@@ -61,28 +58,9 @@ def final_means(rows: Sequence[Mapping[str, Any]], steps: int) -> dict[str, floa
 
 
 def spike_scores(rows: Sequence[Mapping[str, Any]], warmup: int) -> dict[str, float]:
-    """Both scores of the logged losses and gradient norms after warm-up; absent if too few were logged."""
+    """The scores of the logged losses and gradient norms after warm-up; absent if too few were logged."""
     results = {}
     for name in SCORED:
-        values = [row[name] for row in rows if row["step"] > warmup and row.get(name) is not None]
-        scores = {"spike_score": spike_score(values), "spike_score_olmo2": spike_score_olmo2(values)}
-        results |= {f"{score}/{name}": value for score, value in scores.items() if value is not None}
+        score = spike_score([row[name] for row in rows if row["step"] > warmup and row.get(name) is not None])
+        results |= {} if score is None else {f"spike_score/{name}": score}
     return results
-
-
-def _spikes(
-    values: Sequence[float], window: int, deviations: float, two_sided: bool, judged_in_window: bool
-) -> float | None:
-    first = window - 1 if judged_in_window else window
-    spikes = []
-    for index in range(first, len(values)):
-        end = index + 1 if judged_in_window else index
-        recent = values[end - window : end]
-        mean = math.fsum(recent) / window
-        deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in recent) / window)
-        distance = values[index] - mean
-        if two_sided:
-            spikes.append(deviation > 0 and abs(distance) >= deviations * deviation)
-        else:
-            spikes.append(deviation >= 1e-10 and distance > deviations * deviation)
-    return sum(spikes) / len(spikes) if spikes else None

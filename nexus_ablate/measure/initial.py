@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from nexus_ablate.axes.ffn import MLP, ScaledSwiGLU
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.measure.counts import parameters
-from nexus_ablate.measure.probe import evaluation_mode
+from nexus_ablate.measure.probe import evaluation_mode, hooks
 from nexus_ablate.measure.regime import InitialSignal
 from nexus_ablate.model import GPT, build_model, countable_model
 
@@ -36,21 +36,15 @@ def initial_signal(model: GPT) -> InitialSignal:
     ffn, seen = block.ffn, dict[str, Tensor]()
     tokens = torch.arange(model.geometry.context, device=model.embedding.weight.device)[None]
     tokens %= len(model.embedding.weight)
-    handles = [
-        model.dropout.register_forward_hook(_keep(seen, "embedding")),
-        block.register_forward_hook(lambda module, inputs, out: seen.update(stream=block.residual(out))),
-    ]
-    try:
-        with evaluation_mode(model), statistics_of_the_batch(model):
-            with activation_input(ffn, seen):
-                model(tokens)
-            whole = seen["stream"]
-            handles.append(ffn.register_forward_hook(lambda module, inputs, out: torch.zeros_like(out)))
+    with hooks() as handles, evaluation_mode(model), statistics_of_the_batch(model):
+        handles.append(model.dropout.register_forward_hook(_keep(seen, "embedding")))
+        handles.append(block.register_forward_hook(lambda module, inputs, out: seen.update(stream=block.residual(out))))
+        with activation_input(ffn, seen):
             model(tokens)
-            seen["branch"] = whole - seen["stream"]  # after the norms and factors of the placement
-    finally:
-        for handle in handles:
-            handle.remove()
+        whole = seen["stream"]
+        handles.append(ffn.register_forward_hook(lambda module, inputs, out: torch.zeros_like(out)))
+        model(tokens)
+        seen["branch"] = whole - seen["stream"]  # after the norms and factors of the placement
     deviation = share = share_at_1 = None
     if isinstance(ffn, MLP):
         deviation, factor = float(seen["input"].std()), input_factor(ffn)

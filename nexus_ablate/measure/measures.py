@@ -177,7 +177,6 @@ SECTIONS: dict[str, tuple[Measure, ...]] = {
         Measure("arm_hash", HASH, "over everything that can change the result, except the seed", SUMMARY),
         Measure("init_hash", HASH, "over the standard normal numbers behind the initial values", SUMMARY),
         Measure("spike_score/{metric}", "", "share of logged values after warm-up above mean + 6 standard deviations of the 128 before them", SUMMARY, "lower", source="OLMo-core's stability monitor", only="more than 128 logged values after warm-up"),
-        Measure("spike_score_olmo2/{metric}", "", "share 7 standard deviations or more from the mean of the last 1000, either side; the deviation is taken over the same 1000", SUMMARY, "lower", source="arXiv:2501.00656, section 3.2", only="1000 logged values after warm-up"),
         Measure("onsets/{onset}/step", "steps", "first step at which `attn/sink_rate` reached 0.1, `act/resid/max_over_median` 1000, or `repeats/accuracy` 0.5", SUMMARY, only="a run that reached it"),
         Measure("onsets/{onset}/tokens", "tokens", "training tokens up to `onsets/{onset}/step`", SUMMARY, only="a run that reached it"),
     ),
@@ -230,7 +229,7 @@ SECTIONS: dict[str, tuple[Measure, ...]] = {
     ),
     "weights": (
         Measure("weight/{block}/{matrix}/rms", "", "RMS of the entries", FULL),
-        Measure("weight/{block}/{matrix}/spectral_norm", "", "largest singular value, by 24 Lanczos steps: at most 0.1% too small", FULL, whole="largest"),
+        Measure("weight/{block}/{matrix}/spectral_norm", "", "largest singular value, from the smaller Gram matrix", FULL, whole="largest"),
         Measure("update_ratio/{block}/{matrix}", "", "norm of the optimizer's last change, decay included, divided by the weight's norm before it", FULL, log=True, whole="mean"),
     ),
     "extrapolation": (

@@ -12,7 +12,7 @@ from nexus_ablate.config.compose import compose, compose_values, differences
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.options import AXES
 from nexus_ablate.config.overrides import check_overrides
-from nexus_ablate.config.run_config import RunConfig
+from nexus_ablate.config.run_config import RunConfig, by_key
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.pretrained.families import FAMILIES, Family, Settings, by_layer, first, refuse
 from nexus_ablate.pretrained.names import Tensors
@@ -87,7 +87,7 @@ def express(config: Any, published: Mapping[str, Tensor]) -> Expression:
     if settings.get("qk_norm.gain") != "off" and not source.has("blocks.{}.attn.qk_norm.query.gain"):
         settings["qk_norm"] = "none"
     preset = "llama3" if family.preset == "llama" and "position.low_freq_factor" in settings else family.preset
-    norm = settings.get("norm", _values([f"preset={preset}"])["norm"]["name"])
+    norm = settings.get("norm", _values([f"preset={preset}"])["norm"])
     if norm in BIASED:
         settings["norm_bias"] = "auto" if source.has("blocks.{}.norm_attn.bias") else "off"
     overrides = overrides_of(settings, preset)
@@ -239,7 +239,7 @@ def positions(config: Any, head_dim: int) -> Settings:
 
 
 def _values(overrides: list[str]) -> dict[str, Any]:
-    return compose_values(check_overrides(overrides, sweeps=False))
+    return by_key(compose_values(check_overrides(overrides, sweeps=False)))
 
 
 def overrides_of(settings: Settings, preset: str) -> list[str]:
@@ -247,13 +247,11 @@ def overrides_of(settings: Settings, preset: str) -> list[str]:
     preset_values = _values([f"preset={preset}"])
     overrides = [f"preset={preset}"]
     for axis in AXES:
-        if settings.get(axis, preset_values[axis]["name"]) != preset_values[axis]["name"]:
+        if settings.get(axis, preset_values[axis]) != preset_values[axis]:
             overrides.append(f"{axis}={settings[axis]}")
     start = _values(overrides)
     for key, value in settings.items():
-        group, _, name = key.rpartition(".")
-        values = start[group] if group else start
-        if key not in AXES and name in values and show(values[name]) != show(value):
+        if key not in AXES and key in start and show(start[key]) != show(value):
             overrides.append(f"{key}={show(value)}")
     return overrides
 

@@ -6,11 +6,10 @@ import copy
 import hashlib
 import json
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nexus_ablate.errors import ConfigError, described
+from nexus_ablate.errors import ConfigError, described, require_module
 from nexus_ablate.plain_data import UNREADABLE
 
 if TYPE_CHECKING:
@@ -30,9 +29,7 @@ def check_library() -> None:
     Raises:
         ConfigError: It isn't.
     """
-    if find_spec("transformers") is None:
-        problem = "reading a published model needs the transformers library"
-        raise ConfigError(problem, "it is not installed", "pip install 'nexus-ablate[import]'")
+    require_module("transformers", "reading a published model", "pip install 'nexus-ablate[import]'")
 
 
 def quiet_library() -> Any:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from nexus_ablate.config.options import conf_dir
+from nexus_ablate.config.options import conf_yaml
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.plain_data import UNREADABLE, load_yaml
 from nexus_ablate.study.schema import ArmName, Match, Override, Positive, Seed, StratumName
@@ -144,7 +144,7 @@ def read_panel(text: str | None = None) -> Panel:
     """
     invalid = "the calibration panel"
     try:
-        values = load_yaml(conf_dir().joinpath("panel.yaml").read_text(encoding="utf-8") if text is None else text)
+        values = conf_yaml("panel") if text is None else load_yaml(text)
         for name, change in values["changes"].items():
             invalid = f"the change {name} of the calibration panel"
             msgspec.convert(change, PanelChange)

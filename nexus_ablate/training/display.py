@@ -20,8 +20,7 @@ from nexus_ablate.runs.lookup import name_to_type
 
 BAR_SECONDS = 0.2  # between drawings of the bar
 LINE_SECONDS = 30.0  # between lines where there is no terminal
-SCORE_AT = "attn/score_at/"
-ASIDE = ("decay", "memory", "outliers", "attention", "first token", "by distance", "weights")
+ASIDE = ("decay", "memory", "outliers", "attention", "weights")
 """Rows of the tables before and after a run that only -v shows."""
 WIDE_BAR = 100
 """Columns of a terminal from which the progress bar has room for learning rate and gradient norm."""
@@ -205,14 +204,6 @@ def result_facts(summary: dict[str, Any]) -> dict[str, str]:
             + f", entropy {figure('attn/entropy', '.2f')} (uniform 1)"
         )
 
-    def first_token() -> str:
-        ratios = [f"{figure(f'attn/{of}/first_norm_ratio', '.2f')} of a {of}" for of in ("query", "key", "value")]
-        return f"norm {figure('act/resid/first_norm_ratio', '.2f')} times the others', {', '.join(ratios)}"
-
-    def by_distance() -> str:
-        scores = {n.removeprefix(SCORE_AT): s for n, s in summary.items() if n.startswith(SCORE_AT)}
-        return "mean score " + ", ".join(f"{s:.2f} at {n}" for n, s in scores.items() if isinstance(s, int | float))
-
     lines = {
         "val loss": lambda: f"{figure('val_loss', '.4f')} nats per token (best {figure('best_val_loss', '.4f')})",
         "val bits/byte": bits,
@@ -224,8 +215,6 @@ def result_facts(summary: dict[str, Any]) -> dict[str, str]:
             f"max/median {figure('act/resid/max_over_median', '.0f')}, max {figure('act/resid/max_abs', '.1f')}"
         ),
         "attention": attention,
-        "first token": first_token,
-        **({"by distance": by_distance} if f"{SCORE_AT}1" in summary else {}),
         "weights": lambda: (
             f"RMS {figure('weight_rms/global', '.4f')}; mean over RMS of the residual stream "
             f"{figure('act/resid/mean_over_rms', '.2f')}"

@@ -49,13 +49,10 @@ def evaluate(path: Path, names: Sequence[str]) -> dict[str, Any]:
     device = device_again(config.train.device)
     subject = Subject(
         model=model.to(device),
-        train=data.train,
-        val=data.val["val"],
+        data=data,
         context=config.model.context,
         eval_tokens=config.train.eval_tokens,
-        period=data.period,
         precision=partial(precision_context, config.train.precision, device.type),
-        data=data,
     )
     answers: dict[str, Any] = {}
     for name in filter(missing.__contains__, wanted):
@@ -75,8 +72,9 @@ def restore(record: RunRecord) -> tuple[RunConfig, TokenizedData, GPT]:
         ConfigError: The validation data has changed since the run.
         CheckpointError: There is no whole checkpoint, or its weights do not fit the model.
     """
-    from nexus_ablate.model import GPT, countable_model
+    from nexus_ablate.model import GPT
     from nexus_ablate.training.checkpoint import load_newest
+    from nexus_ablate.training.start import load_fitting
 
     config = from_values({key: value for key, value in (record.config or {}).items() if key != "resolved"})
     data = prepare(config.data, context=config.model.context)
@@ -87,16 +85,17 @@ def restore(record: RunRecord) -> tuple[RunConfig, TokenizedData, GPT]:
     loaded = load_newest(record.path / "checkpoints")
     if loaded is None:
         raise CheckpointError("this run has no checkpoint", str(record.path), "rerun=on trains it again")
-    saved = {name: tensor.shape for name, tensor in loaded.tensors["model"].items()}
-    depth = len({name.split(".")[1] for name in saved if name.startswith("blocks.")})
-    expected = {}
-    if depth == config.model.n_layers:  # ten thousand layers take minutes to be built, even without values
-        expected = {
-            name: tensor.shape for name, tensor in countable_model(config, data.vocab_size).state_dict().items()
-        }
-    if other := sorted(name for name in expected.keys() | saved.keys() if expected.get(name) != saved.get(name)):
-        fix = "evaluate it with the version in its env.json"
-        raise CheckpointError(f"the weights in {loaded.path} are from another version", ", ".join(other[:3]), fix)
+    weights = loaded.tensors["model"]
+    problem, fix = (
+        f"the weights in {loaded.path} are from another version",
+        "evaluate it with the version in its env.json",
+    )
+    depth = len({name.split(".")[1] for name in weights if name.startswith("blocks.")})
+    if depth != config.model.n_layers:  # ten thousand layers take minutes to be built, even without values
+        raise CheckpointError(problem, f"{depth} blocks, not {config.model.n_layers}", fix)
     model = GPT(config, data.vocab_size)  # without initial values: all of them are in the checkpoint
-    model.load_state_dict(loaded.tensors["model"])
+    try:
+        load_fitting(model, weights, loaded.path)
+    except ConfigError as error:
+        raise CheckpointError(problem, error.got, fix) from error
     return config, data, model.eval()

@@ -49,14 +49,10 @@ class GradientNorms:
         return [p.grad for p in self._parameters if p.grad is not None]
 
 
-def first_over_last(norms: Mapping[str, float]) -> float:
+def first_over_last(norms: Mapping[str, float], n_layers: int) -> float:
     """Gradient norm of the first block over that of the last, from the norms of the parts; nan where that is 0."""
-    blocks: dict[str, list[float]] = {}
-    for part, norm in norms.items():
-        if part.startswith("block_"):
-            blocks.setdefault(part.partition("/")[0], []).append(norm)
-    in_order = sorted(blocks, key=lambda block: (len(block), block))
-    first, last = (math.hypot(*blocks[block]) for block in (in_order[0], in_order[-1]))
+    blocks = ("block_000/", f"block_{n_layers - 1:03d}/")
+    first, last = (math.hypot(*(norms[part] for part in norms if part.startswith(block))) for block in blocks)
     return first / last if last else math.nan
 
 

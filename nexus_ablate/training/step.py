@@ -41,7 +41,6 @@ from nexus_ablate.training.distributed import Place, World
 from nexus_ablate.training.gradients import ROLE, GradientNorms
 from nexus_ablate.training.memory import out_of_memory
 from nexus_ablate.training.nonfinite import first_nonfinite
-from nexus_ablate.training.schedule import learning_rate
 
 IGNORED = -100
 """A target that PyTorch's cross-entropy doesn't count."""
@@ -119,7 +118,7 @@ class Step:
             Diverged: As in `read`. On a GPU only `read` raises it.
         """
         train, schedule = self.config.train, self.config.schedule
-        self.lr = learning_rate(schedule, number, self.steps)
+        self.lr = schedule.rate(number, self.steps)
         self.optimizer.set_learning_rate(self.lr)
         self._before = [p.detach().clone() for _, p in block_matrices(self.model)] if watched else []
         self._seed_dropout(number)

@@ -227,7 +227,7 @@ class Trainer:
         }
         norms = dict(zip(self.step.parts, self.seen.norms, strict=True))
         figures |= {f"grad_norm/{part}": norm for part, norm in norms.items()}
-        figures["grad_norm/first_over_last"] = first_over_last(norms)
+        figures["grad_norm/first_over_last"] = first_over_last(norms, self.config.model.n_layers)
         figures |= more
         if self.step.scaler.is_enabled():
             figures["loss_scale"] = self.step.scaler.get_scale()

@@ -137,13 +137,9 @@ def added_key(draw: random.Random) -> Mistake | None:
     return Mistake("added key", (f"{prefix}{word}=1",), (word,))
 
 
-def hydra_typo(draw: random.Random) -> Mistake | None:
+def hydra_key(draw: random.Random) -> Mistake | None:
     name = draw.choice(("output_subdir", "run.dir", "sweep.dir", "sweep.subdir", "job.name", "job.chdir", "verbose"))
-    head, dot, last = name.rpartition(".")
-    wrong = typo(last, draw)
-    if wrong == last or wrong[0].isdigit():
-        return None
-    return Mistake("hydra key", (f"hydra.{head}{dot}{wrong}=x",), (wrong,))
+    return Mistake("hydra key", (f"hydra.{name}=x",), (name,))
 
 
 def incompatible(draw: random.Random) -> Mistake | None:
@@ -200,7 +196,7 @@ KINDS: dict[str, Callable[[random.Random], Mistake | None]] = {
     "range": wrong_range,
     "missing": missing_value,
     "added key": added_key,
-    "hydra key": hydra_typo,
+    "hydra key": hydra_key,
     "incompatible": incompatible,
     "unicode": unicode,
     "huge": huge,

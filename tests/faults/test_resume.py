@@ -8,6 +8,7 @@ import random
 import pytest
 
 from faults.bench import at_step, fresh, logged, only, result, run, sizes
+from nexus_ablate.config.run_config import Schedule
 from nexus_ablate.data import Batches
 from nexus_ablate.errors import CheckpointError, UserError
 from nexus_ablate.runs import directory, files, read_jsonl
@@ -66,7 +67,7 @@ def test_control_a_resume_that_forgot_something_is_seen(tiny_run, tmp_path, monk
         crash_at(patch, 25)
         with pytest.raises(Crash):
             run(overrides)
-    load, batch, rate = checkpoint.load_newest, Batches.batch, training_step.learning_rate
+    load, batch, rate = checkpoint.load_newest, Batches.batch, Schedule.rate
 
     def forgetful(*arguments, **options):
         loaded = load(*arguments, **options)
@@ -81,7 +82,7 @@ def test_control_a_resume_that_forgot_something_is_seen(tiny_run, tmp_path, monk
     elif forgotten == "data cursor":
         monkeypatch.setattr(Batches, "batch", lambda self, step: batch(self, step - 21))
     elif forgotten == "schedule":
-        monkeypatch.setattr(training_step, "learning_rate", lambda config, step, steps: rate(config, step - 21, steps))
+        monkeypatch.setattr(Schedule, "rate", lambda self, step, steps: rate(self, step - 21, steps))
     assert result(run(overrides).path) != expected
 
 

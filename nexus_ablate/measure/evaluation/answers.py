@@ -76,13 +76,11 @@ def task_of(subject: Subject, kind: type[Task], **keys: Any) -> tuple[Task, np.n
     Raises:
         NotDefined: The model was trained on another task.
     """
-    if subject.data is None:
-        raise NotDefined("the data of the run isn't known")
-    if isinstance(subject.corpus, kind):
-        return subject.corpus.changed(**keys), np.arange(subject.data.vocab_size)
-    if subject.period > 1:
+    if isinstance(subject.data.corpus, kind):
+        return subject.data.corpus.changed(**keys), np.arange(subject.data.vocab_size)
+    if subject.data.period > 1:
         raise NotDefined(f"the model was trained on data={subject.data.name}, not on data={kind.name} or text")
-    tokens, separator = frequent_tokens(subject.train), subject.data.tokenizer.separator[-1:]
+    tokens, separator = frequent_tokens(subject.data.train), subject.data.tokenizer.separator[-1:]
     tokens = np.concatenate((separator, tokens[~np.isin(tokens, separator)])).astype(np.int64)
     return kind(symbols=len(tokens), sequences=2, score="answers", **keys), tokens
 

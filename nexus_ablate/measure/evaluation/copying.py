@@ -31,8 +31,8 @@ class Copy(Evaluation):
         Raises:
             NotDefined: The model was trained on another task, or on shorter strings than all `lengths`.
         """
-        ngram = NGram(subject.train, subject.model.geometry.vocab_size)
-        corpus = subject.corpus
+        ngram = NGram(subject.data.train, subject.model.geometry.vocab_size)
+        corpus = subject.data.corpus
         if isinstance(corpus, BackCopyCorpus):
             windows = subject.windows(TARGETS)
             chance = 1 / (subject.model.geometry.vocab_size - 1)

@@ -41,7 +41,7 @@ class Extrapolation(Evaluation):
             except NotDefined as reason:
                 results["not_defined"][name] = str(reason)
                 continue
-            windows = eval_windows(subject.val, subject.context, subject.eval_tokens, subject.period, factor)
+            windows = eval_windows(subject.val, subject.context, subject.eval_tokens, subject.data.period, factor)
             losses = subject.losses(windows)
             results["non_overlapping"][name] = subject.mean(losses, windows)
             results["by_position"][name] = by_position(losses, subject.counted(windows))
@@ -90,7 +90,7 @@ def _sliding_targets(subject: Subject, longest: int) -> np.ndarray:
     There are none if the text is too short.
     """
     stride, first = max(1, subject.context // 2), longest * subject.context
-    if subject.period > 1 or len(subject.val) - first < stride:
+    if subject.data.period > 1 or len(subject.val) - first < stride:
         return np.zeros((0, stride), dtype=np.int64)
     wanted = min(SLIDING_TARGETS, subject.eval_tokens)
     starts, _ = eval_places(len(subject.val) - first + 1, stride, wanted)

@@ -30,7 +30,7 @@ class Induction(Evaluation):
         Raises:
             NotDefined: The model was trained on another task, or no distance is among those it was trained on.
         """
-        ngram = NGram(subject.train, subject.model.geometry.vocab_size)
+        ngram = NGram(subject.data.train, subject.model.geometry.vocab_size)
         results, undefined = {}, {}
         trained: list[tuple[Scores, float, float]] = []
         for distance in self.distances:
@@ -59,7 +59,7 @@ class Induction(Evaluation):
 
 
 def _is_trained(subject: Subject, distance: int) -> bool:
-    corpus = subject.corpus
+    corpus = subject.data.corpus
     return not isinstance(corpus, InductionCorpus) or corpus.least <= distance <= corpus.most
 
 

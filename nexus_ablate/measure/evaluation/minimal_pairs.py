@@ -41,9 +41,7 @@ class MinimalPairs(Evaluation):
         Raises:
             NotDefined: The model doesn't read text, or all pairs are too long.
         """
-        if subject.data is None:
-            raise NotDefined("the data of the run isn't known")
-        if subject.period > 1:
+        if subject.data.period > 1:
             raise NotDefined(f"the model was trained on data={subject.data.name}; it doesn't read text")
         tokenizer = subject.data.tokenizer
         try:
@@ -55,7 +53,7 @@ class MinimalPairs(Evaluation):
         fitting = [pair for pair in pairs if table is None or max(map(len, pair)) <= table + 1]
         if not fitting:
             raise NotDefined(f"every pair is longer than the {table} positions of the position scheme")
-        ngram = NGram(subject.train, subject.model.geometry.vocab_size)
+        ngram = NGram(subject.data.train, subject.model.geometry.vocab_size)
         goods, bads = zip(*fitting, strict=True)
         baseline = _ngram_log_probabilities(ngram, [*goods]) - _ngram_log_probabilities(ngram, [*bads])
         model, shared = [], []

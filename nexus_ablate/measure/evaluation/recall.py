@@ -34,12 +34,12 @@ class Recall(Evaluation):
             NotDefined: The model was trained on another task, or its context is too short.
         """
         keys: dict[str, Any] = {"length": subject.context}
-        if subject.period == 1:
+        if subject.data.period == 1:
             keys |= {"pairs": self.pairs[0], "power": 1.0, "filler": "random"}
         task, tokens = task_of(subject, RecallCorpus, **keys)
         if problem := task.problem():
             raise NotDefined(f"{problem[0]}: {problem[1]}")
-        ngram = NGram(subject.train, subject.model.geometry.vocab_size)
+        ngram = NGram(subject.data.train, subject.model.geometry.vocab_size)
 
         def asked(task: RecallCorpus) -> tuple[Scores, np.ndarray]:
             """The scores of some sequences, and the tokens between each answered query and its key."""

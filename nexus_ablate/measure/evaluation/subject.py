@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nexus_ablate.config.options import Registry
-from nexus_ablate.data import Batches, Corpus, TokenizedData, eval_windows
+from nexus_ablate.data import Batches, TokenizedData, eval_windows
 from nexus_ablate.measure.probe import evaluation_mode
 from nexus_ablate.model import GPT
 
@@ -52,28 +52,22 @@ class Subject:
 
     Attributes:
         model: The model with its trained weights.
-        train: (N,) training tokens, for calibration.
-        val: (N,) validation tokens.
+        data: What the run was trained on.
         context: Tokens per sequence in training.
         eval_tokens: Number of validation tokens that the run used.
-        period: Sequences begin at multiples of it; see TokenizedData.
         precision: The context manager for forward passes, as in the run's own validation.
-        data: What the run was trained on.
     """
 
     model: GPT
-    train: np.ndarray
-    val: np.ndarray
+    data: TokenizedData
     context: int
     eval_tokens: int
-    period: int = 1
     precision: Callable[[], AbstractContextManager] = contextlib.nullcontext
-    data: TokenizedData | None = None
 
     @property
-    def corpus(self) -> Corpus | None:
-        """Where the tokens come from, if that is known."""
-        return self.data.corpus if self.data else None
+    def val(self) -> np.ndarray:
+        """(N,) validation tokens."""
+        return self.data.val["val"]
 
     def loss(self, windows: np.ndarray) -> float:
         """Mean cross-entropy in nats of the targets of (N, T + 1) windows that the run's loss counts."""
@@ -85,7 +79,7 @@ class Subject:
 
     def counted(self, windows: np.ndarray) -> Tensor:
         """Which targets of (N, T + 1) windows the run's loss counts: (N, T) bool, on the CPU."""
-        if self.data is None or self.data.answers is None:
+        if self.data.answers is None:
             return torch.ones(len(windows), windows.shape[1] - 1, dtype=torch.bool)
         return torch.from_numpy(self.data.answers(windows))
 
@@ -107,11 +101,11 @@ class Subject:
 
     def windows(self, n_tokens: int) -> np.ndarray:
         """Windows of the training context over the whole validation text, at most as many as the run validated on."""
-        return eval_windows(self.val, self.context, min(n_tokens, self.eval_tokens), self.period)
+        return eval_windows(self.val, self.context, min(n_tokens, self.eval_tokens), self.data.period)
 
     def calibration(self, sequences: int) -> np.ndarray:
         """(sequences, T) training tokens, the same at every call."""
-        return Batches(self.train, 0, sequences, self.context, self.period).batch(0)[:, :-1]
+        return Batches(self.data.train, 0, sequences, self.context, self.data.period).batch(0)[:, :-1]
 
     def require_free_text(self) -> None:
         """Refuse data whose sequences have a fixed length.
@@ -119,5 +113,6 @@ class Subject:
         Raises:
             NotDefined: The data consists of such sequences.
         """
-        if self.period > 1:
-            raise NotDefined(f"this data consists of sequences of {self.period - 1} tokens; there is no longer text")
+        if self.data.period > 1:
+            length = self.data.period - 1
+            raise NotDefined(f"this data consists of sequences of {length} tokens; there is no longer text")
