@@ -400,7 +400,7 @@ def test_a_command_submits_one_look_and_the_next_one_when_its_runs_have_ended(ti
     for number, seed in ((2, 2), (3, 3)):
         further, said = submitted()
         assert [(job.arm, job.seed) for job in further] == [("baseline", seed), ("bias=on", seed)]
-        assert f"look {number} of 3: seed {seed} for the undecided bias=on" in said
+        assert f"look {number} of 3: 1 more seed for the undecided bias=on" in said
         for job in further:
             instant.end(job, "finished")
     nothing, said = submitted()

@@ -50,8 +50,8 @@ def test_further_seeds_go_to_the_undecided_arms_and_the_same_command_then_trains
     expected += [(arm, seed) for seed in (3, 4) for arm in ("baseline", "placement=post")]
     assert instant.trained == expected
     text = said(capsys)
-    assert "look 2 of 3: seed 2 for the undecided bias=on, placement=post" in text
-    assert "look 3 of 3: seeds 3-4 for the undecided placement=post" in text
+    assert "look 2 of 3: 1 more seed for the undecided bias=on, placement=post" in text
+    assert "look 3 of 3: 2 more seeds for the undecided placement=post" in text
     ends = ("norm=layer: 2 of at most 5 seeds, WORSE", "bias=on: 3 of at most 5 seeds, WORSE",
             "placement=post: 5 of at most 5 seeds, INCONCLUSIVE", "baseline: 5 of at most 5 seeds")  # fmt: skip
     assert all(line in text for line in ends), text
@@ -87,7 +87,7 @@ def test_looks_take_the_seeds_that_a_file_names(tiny_run, instant, tmp_path, cap
     file.write_text(yaml.safe_dump({"question": "?", "arms": ["norm=layer"], **looks}))
     assert main(["study", str(file), "--workers", "1", *tiny_run()]) == 0
     assert [seed for _, seed in instant.trained] == [10, 10, 12, 12, 11, 11, 14, 14]
-    assert "look 2 of 2: seeds 11, 14 for the undecided norm=layer" in said(capsys)
+    assert "look 2 of 2: 2 more seeds for the undecided norm=layer" in said(capsys)
 
 
 def test_nobody_gets_further_seeds_once_everybody_is_decided(study, instant):
@@ -353,8 +353,8 @@ def test_a_crippled_arm_is_decided_at_the_first_look_and_a_null_arm_gets_every_s
     used = Counter(run.arm for run in map(read_run, find_runs([tmp_path / "runs"])))
     assert used == {"baseline": 7, "optim.lr=0.001": 5, "d_ff_ratio=3": 7}, done.stderr
     lines = done.stderr.splitlines()
-    assert "look 2 of 3: seed 5 for the undecided d_ff_ratio=3" in lines
-    assert "look 3 of 3: seed 6 for the undecided d_ff_ratio=3" in lines
+    assert "look 2 of 3: 1 more seed for the undecided d_ff_ratio=3" in lines
+    assert "look 3 of 3: 1 more seed for the undecided d_ff_ratio=3" in lines
     (crippled,) = (line for line in lines if line.startswith("optim.lr=0.001: "))
     (null,) = (line for line in lines if line.startswith("d_ff_ratio=3: "))
     assert "5 of at most 7 seeds" in crippled

@@ -18,7 +18,7 @@ from nexus_ablate.execution.worker import JobResult
 from nexus_ablate.measure.regime import check_passes
 from nexus_ablate.planning.design import ComposedArm, label
 from nexus_ablate.planning.jobs import Job, Runs, data_of
-from nexus_ablate.planning.looks import ended_later, judge, lacking, next_look, outcomes, title
+from nexus_ablate.planning.looks import ended_later, judge, lacking, next_look, outcomes
 from nexus_ablate.planning.stale_code import check_code, check_probes
 from nexus_ablate.planning.study_yaml import expanded, write_record
 from nexus_ablate.provenance import source_hash
@@ -136,7 +136,8 @@ def rounds(runs: Runs, progress: JobProgress) -> Iterator[list[Job]]:
         progress.say(
             "after these runs, run the same command to train every arm at its best learning rate and beside it"
         )
-    if not study.study.looks:
+    looks = study.study.looks
+    if not looks:
         return
     yield ended_later(runs)
     judged = 0
@@ -147,11 +148,13 @@ def rounds(runs: Runs, progress: JobProgress) -> Iterator[list[Job]]:
             for line in outcomes(runs, stratum):
                 progress.say(line)
             return
-        progress.say(title(runs, jobs))
-        yield jobs
         names = {job.of for job in jobs}
         continued = [arm for arm in study.all_arms if arm.name in names]
-        yield from at_own_rates(runs, continued, study.study.looks[judged])
+        undecided = ", ".join(arm.name for arm in continued if arm is not study.baseline)
+        more = several(looks[judged] - looks[judged - 1], "more seed")
+        progress.say(f"look {judged + 1} of {len(looks)}: {more} for the undecided {undecided}")
+        yield jobs
+        yield from at_own_rates(runs, continued, looks[judged])
     if progress.pending:
         progress.say("after these runs, run the same command to judge the arms and submit the next look")
     else:

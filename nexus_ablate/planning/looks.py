@@ -52,19 +52,6 @@ def ended_later(runs: Runs) -> list[Job]:
     return [job for job in runs.later() if job.has_ended]
 
 
-def title(runs: Runs, jobs: list[Job]) -> str:
-    """One line for the jobs of `next_look`: the look, its seeds and its arms."""
-    study = runs.study.study
-    seeds = sorted({job.seed for job in jobs})
-    arms = dict.fromkeys(job.of for job in jobs if job.of != runs.study.baseline.name)
-    number = study.looks.index(1 + max(map(study.seeds.index, seeds))) + 1
-    span = f"seed {seeds[0]}"
-    if len(seeds) > 1:
-        is_range = seeds[-1] - seeds[0] == len(seeds) - 1
-        span = f"seeds {seeds[0]}-{seeds[-1]}" if is_range else f"seeds {', '.join(map(str, seeds))}"
-    return f"look {number} of {len(study.looks)}: {span} for the undecided {', '.join(arms)}"
-
-
 def outcomes(runs: Runs, stratum: Stratum) -> list[str]:
     """One line per arm: the number of seeds used and the verdict."""
     study = runs.study.study
