@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
 from statistics import fmean
-from typing import Any
 
 from nexus_ablate.comparison.fairness import FAIL, PASS, WARN, Check, by_arm, mismatch, untuned
 from nexus_ablate.comparison.learning_rates import FURTHER_RATES, RATES
@@ -19,11 +18,9 @@ from nexus_ablate.comparison.verdict import CLAIM_SEEDS, interval_name
 from nexus_ablate.console import several
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.measure.regime import (
-    UNLEARNED,
     InitialSignal,
     Regime,
     check_passes,
-    has_learned,
     regime_of,
     too_short_to_vary_decay,
 )
@@ -137,7 +134,6 @@ def make_plan(runs: Runs, where: Places) -> StudyPlan:
     checks = fairness(study, costs)
     checks += [Check("regime", WARN, why) for why in regime.warnings()]
     checks += _decay_is_idle(study, regime, costs, text)
-    checks += _learned([job for job in runs.claims if job.of == study.baseline.name])
     checks += _refusal("text", lambda: check_passes(study.baseline.config, text or sys.maxsize))
     checks += _refusal("code", lambda: check_code(definition.name, jobs, retrain=False))
     if resolved := resolved_otherwise(study, runs.request.directory):
@@ -161,7 +157,8 @@ def _arm_plans(study: ComposedStudy, costs: dict[str, Cost], jobs: list[Job], th
     """Each arm's costs. Its speed is that of its finished runs, else the baseline's by their FLOPs."""
     speeds = {}
     for arm in study.all_arms:
-        summaries = _summaries([job for job in jobs if job.of == arm.name])
+        finished = [job for job in jobs if job.of == arm.name and job.state()[0] == "finished"]
+        summaries = [read_run(job.path).summary or {} for job in finished]
         recorded = [summary["tokens_per_second"] for summary in summaries if summary.get("tokens_per_second")]
         speeds[arm.name] = fmean(recorded) if recorded else None
     base, base_speed = costs[study.baseline.name], speeds[study.baseline.name]
@@ -198,16 +195,6 @@ def _decay_is_idle(study: ComposedStudy, base: Regime, costs: dict[str, Cost], t
     return [Check("weight decay is varied", WARN, f"{', '.join(arm.name for arm in varied)}: {why}")]
 
 
-def _learned(jobs: list[Job]) -> list[Check]:
-    """A FAIL if the baseline's finished runs have learned nothing, which no arm can be compared with."""
-    summaries = _summaries(jobs)
-    losses = [summary["val_bpb"] for summary in summaries if summary.get("val_bpb") is not None]
-    unigram = next((summary["unigram_bpb"] for summary in summaries if summary.get("unigram_bpb")), None)
-    if not losses or unigram is None or has_learned(losses, unigram):
-        return []
-    return [Check("baseline", FAIL, f"it {UNLEARNED}")]
-
-
 def _refusal(name: str, check: Callable[[], object]) -> list[Check]:
     """A FAIL with the reason why a launch would be refused."""
     try:
@@ -215,11 +202,6 @@ def _refusal(name: str, check: Callable[[], object]) -> list[Check]:
     except ConfigError as error:
         return [Check(name, FAIL, f"{error.problem}; try {error.fix}")]
     return []
-
-
-def _summaries(jobs: list[Job]) -> list[dict[str, Any]]:
-    """Of the finished runs among the jobs."""
-    return [read_run(job.path).summary or {} for job in jobs if job.state()[0] == "finished"]
 
 
 def fairness(composed: ComposedStudy, costs: dict[str, Cost]) -> list[Check]:
