@@ -28,7 +28,6 @@ from nexus_ablate.comparison.statistics import sidak
 from nexus_ablate.comparison.terms import Terms
 from nexus_ablate.comparison.verdict import BETTER, DIFFERENT, EQUIVALENT, HIGHER, LOWER, WORSE
 from nexus_ablate.comparison.within_stratum import compare_stratum as compare
-from nexus_ablate.planning import preview
 from nexus_ablate.planning.design import measuring
 from nexus_ablate.planning.jobs import Runs
 from nexus_ablate.planning.study_yaml import expanded, write_record
@@ -604,13 +603,8 @@ def asked_elsewhere(tmp_path: Path, *setting: str) -> list[str]:
         ("norm=dyt", "is the baseline in this setting"),
     ],
 )
-def test_a_claim_about_what_is_no_arm_in_another_setting_is_not_shown(tmp_path, capsys, monkeypatch, setting, why):
-    monkeypatch.setattr(preview, "measured_speed", lambda config, threads: None)
+def test_a_claim_about_what_is_no_arm_in_another_setting_is_not_shown(tmp_path, setting, why):
     words = asked_elsewhere(tmp_path, setting)
-    assert main(["plan", *words]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "claim cannot be shown in this setting, where these are no arms: norm=dyt" in shown
-
     request = read_request(words)
     write_record(expanded(request), request.directory)
     again = read_request(["mine", *words[-2:-1]])

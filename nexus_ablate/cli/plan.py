@@ -85,8 +85,6 @@ def _show(plan: StudyPlan, console: Console, full: bool) -> None:
         say("dim", "equal", f"    {label(copy.overrides)} is {copy.arm}")
     for refused in study.refused:
         say("red", "refused", f"  {label(refused.overrides)}: {refused.reason}")
-    if lacking := plan.study.unshowable:
-        say("yellow", "claim", f"    cannot be shown in this setting, where these are no arms: {', '.join(lacking)}")
     if study.requires and not study.lr_grid:
         conditions = ", ".join(f"{name} {bound}" for name, bound in study.requires.items())
         rest = "of the baseline, which is trained first; if not, no other arm is trained"

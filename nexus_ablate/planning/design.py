@@ -61,12 +61,6 @@ class ComposedStudy:
     def all_arms(self) -> list[ComposedArm]:
         return [self.baseline, *self.arms]
 
-    @property
-    def unshowable(self) -> list[str]:
-        """What the claim expects something of although it is no arm in this setting."""
-        arms = {arm.name for arm in self.arms}
-        return list(dict.fromkeys(e.arm for e in self.study.expects if e.arm not in arms))
-
 
 def expand(study: Study, launched: Study | None = None, launch: Sequence[str] = ()) -> ComposedStudy:
     """Name, match and compose every arm.
