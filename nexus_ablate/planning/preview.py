@@ -17,13 +17,7 @@ from nexus_ablate.comparison.terms import Terms
 from nexus_ablate.comparison.verdict import CLAIM_SEEDS, interval_name
 from nexus_ablate.console import several
 from nexus_ablate.errors import ConfigError
-from nexus_ablate.measure.regime import (
-    InitialSignal,
-    Regime,
-    check_passes,
-    regime_of,
-    too_short_to_vary_decay,
-)
+from nexus_ablate.measure.regime import Regime, check_passes, regime_of
 from nexus_ablate.planning.cores_and_gpus import Places
 from nexus_ablate.planning.cost import Cost, cost_of, measured_speed, seconds_of, text_tokens, vocabulary
 from nexus_ablate.planning.design import ComposedArm, ComposedStudy
@@ -129,12 +123,11 @@ def make_plan(runs: Runs, where: Places) -> StudyPlan:
     sides = 2 if definition.looks else 1  # at a later look the lowest mean can lie on the other side
     most = RATES + sides * FURTHER_RATES
     further = sum(most - count for count in rates.values() if count >= RATES) * len(definition.seeds)
-    text = text_tokens(study.baseline.config)
-    regime = _regime(study.baseline, costs, text, initial_of(study.baseline.config, vocabulary(study.baseline.config)))
+    base, cost, text = study.baseline.config, costs[study.baseline.name], text_tokens(study.baseline.config)
+    regime = regime_of(base, cost.params_non_embedding, cost.steps, text, initial_of(base, vocabulary(base)))
     checks = fairness(study, costs)
     checks += [Check("regime", WARN, why) for why in regime.warnings()]
-    checks += _decay_is_idle(study, regime, costs, text)
-    checks += _refusal("text", lambda: check_passes(study.baseline.config, text or sys.maxsize))
+    checks += _refusal("text", lambda: check_passes(base, text or sys.maxsize))
     checks += _refusal("code", lambda: check_code(definition.name, jobs, retrain=False))
     if resolved := resolved_otherwise(study, runs.request.directory):
         checks.append(Check("configuration", FAIL, f"{'; '.join(resolved)}; --retrain trains these arms again"))
@@ -178,21 +171,6 @@ def _total(seconds: list[float | None], where: Places) -> float | None:
     """Seconds of these runs on the workers; None if one is unknown."""
     known = [value for value in seconds if value is not None]
     return math.fsum(known) / max(1, min(where.workers, len(known))) if len(known) == len(seconds) else None
-
-
-def _regime(arm: ComposedArm, costs: dict[str, Cost], text: int | None, initial: InitialSignal | None = None) -> Regime:
-    cost = costs[arm.name]
-    return regime_of(arm.config, cost.params_non_embedding, cost.steps, text, initial)
-
-
-def _decay_is_idle(study: ComposedStudy, base: Regime, costs: dict[str, Cost], text: int | None) -> list[Check]:
-    """A WARN if arms vary weight decay although it cannot matter in this budget."""
-    decay = attrgetter("weight_decay", "schedule.decay")
-    varied = [arm for arm in study.arms if decay(arm.config) != decay(study.baseline.config)]
-    why = too_short_to_vary_decay(base, [_regime(arm, costs, text) for arm in varied])
-    if not varied or not why:
-        return []
-    return [Check("weight decay is varied", WARN, f"{', '.join(arm.name for arm in varied)}: {why}")]
 
 
 def _refusal(name: str, check: Callable[[], object]) -> list[Check]:
