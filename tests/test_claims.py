@@ -264,8 +264,9 @@ def stratum(root: Path, name: str, losses: dict[str, list[float]], **values) -> 
 
 def test_strata_are_compared_each_with_its_own_baseline_and_side_by_side(tmp_path, capsys):
     expects = [{"arm": "norm=layer", "endpoint": "val_loss", "expected": "higher"}]
-    stratum(tmp_path, "n-4", {"baseline": around(2.0), "norm=layer": around(2.1)}, expects=expects)
-    stratum(tmp_path, "n-24", {"baseline": around(3.0), "norm=layer": around(3.4)}, expects=expects)
+    more: dict = {"expects": expects, "all_strata": ["n-4", "n-24"]}
+    stratum(tmp_path, "n-4", {"baseline": around(2.0), "norm=layer": around(2.1)}, **more)
+    stratum(tmp_path, "n-24", {"baseline": around(3.0), "norm=layer": around(3.4)}, **more)
     comparison = compare_study(tmp_path / "deep")
     assert [stratum.name for stratum in comparison.strata] == ["n-4", "n-24"]
     (one,) = comparison.changes

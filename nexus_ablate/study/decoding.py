@@ -13,7 +13,7 @@ import msgspec
 import yaml
 
 from nexus_ablate.config.grammar import show
-from nexus_ablate.config.meanings import synonyms
+from nexus_ablate.config.meanings import meant_seeds, synonyms
 from nexus_ablate.config.overrides import respelled
 from nexus_ablate.errors import ConfigError, did_you_mean
 from nexus_ablate.plain_data import UNREADABLE, load_yaml
@@ -375,8 +375,4 @@ def _seeds_meant(value: Any) -> list[int]:
     """The seeds that `5` or `0-4` probably means; [] for anything else."""
     if type(value) is int:
         return list(range(min(max(value, 1), 20)))
-    first_and_last = re.fullmatch(r"\s*(\d{1,9})\s*(?:-|\.\.|to|:)\s*(\d{1,9})\s*", str(value))
-    if first_and_last is None:
-        return []
-    first, last = int(first_and_last[1]), int(first_and_last[2])
-    return list(range(first, min(last, first + 19) + 1))
+    return [int(seed) for seed in meant_seeds(str(value)).split(",") if seed][:20]
