@@ -206,6 +206,11 @@ def test_numbers_with_exponents_are_numbers_everywhere_in_a_file(line):
     assert definition.look_weights == ([0.5, 0.5] if "looks" in line else [])
 
 
+def test_a_stratum_can_have_a_number_or_a_word_of_yaml_as_its_name():
+    values = load_yaml("arms: [norm=layer]\nstrata: {4: model.n_layers=4, 24: model.n_layers=24, on: bias=on}")
+    assert [*decode_file({"name": "mine", "question": "?"} | values).strata] == ["4", "24", "on"]
+
+
 def test_arms_are_named_by_their_difference_from_the_study_s_baseline():
     study = expand(read_request(["x", "norm=layer", "norm.eps=1e-3", "vary.norm=rms,layer", *SMALL]).study)
     assert [arm.name for arm in study.arms] == ["norm=rms"]
