@@ -58,7 +58,9 @@ def test_further_seeds_go_to_the_undecided_arms_and_the_same_command_then_trains
     assert "baseline: 5 of at most 5 seeds," not in text, "norm=rms, which equals the baseline, has its name"
 
     before = photograph(tmp_path / "runs")
-    for again in (study(*ARMS), ["study", "mine", f"runs_dir={tmp_path / 'runs'}", "train.device=cpu"]):
+    by_name = ["study", "mine", f"runs_dir={tmp_path / 'runs'}", "train.device=cpu"]
+    by_directory = ["study", str(tmp_path / "runs/mine"), "train.device=cpu"]
+    for again in (study(*ARMS), by_name, by_directory):
         assert main(again) == 0
         assert len(instant.trained) == len(expected)
         text = said(capsys)

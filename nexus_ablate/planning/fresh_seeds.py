@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count, islice
@@ -18,17 +19,9 @@ from nexus_ablate.planning.jobs import Runs
 from nexus_ablate.planning.study_yaml import expanded, write_record
 from nexus_ablate.runs import SETTLED
 from nexus_ablate.runs.lookup import seed_of
-from nexus_ablate.runs.record import find_runs, with_strata
-from nexus_ablate.study.arm_overrides import YAML, key_of
+from nexus_ablate.runs.record import find_runs
 from nexus_ablate.study.decoding import read_study
-from nexus_ablate.study.definition import (
-    Request,
-    each_stratum,
-    read_file,
-    runs_dir_of,
-    shipped_studies,
-    unknown_study,
-)
+from nexus_ablate.study.definition import Request, each_stratum, read_request, strata_of
 from nexus_ablate.study.schema import Study, StudyArm
 
 if TYPE_CHECKING:
@@ -45,24 +38,15 @@ def find_launched(text: str, launch: list[str]) -> Request:
     Raises:
         ConfigError: There is no such study, or it has no runs.
     """
-    directory, is_known = runs_dir_of(launch) / text, text in shipped_studies()
-    if (Path(text) / "study.yaml").is_file():
-        if runs_dirs := [override for override in launch if key_of(override) == "runs_dir"]:
-            problem = "runs_dir cannot be combined with the directory of a study"
-            raise ConfigError(problem, runs_dirs[0], f"leave {runs_dirs[0]} out")
-        directory = Path(text) if Path(text).name not in ("", "..") else Path(text).resolve()
-        launch = [*launch, f"runs_dir={directory.parent}"]
-    elif text.endswith(YAML):
-        directory, is_known = runs_dir_of(launch) / str(read_file(Path(text).expanduser())["name"]), True
-    study = read_study(directory)
-    if study is None and not is_known:
-        raise unknown_study(text, runs_dir_of(launch))
-    if study is None and (strata := with_strata(directory)) != [directory]:
-        raise each_stratum(directory.name, [folder.name for folder in strata])
-    if study is None or not find_runs([directory]):
-        name = text if is_known else directory.name
-        raise ConfigError("this study has no runs yet", str(directory), f"nexus-ablate study {name}")
-    return Request(study, launch)
+    request = read_request([text, *launch])
+    strata = strata_of(request)
+    if len(strata) > 1:
+        raise each_stratum(request.study.name, [stratum.study.name for stratum in strata])
+    study = read_study(request.directory)
+    if study is None or not find_runs([request.directory]):
+        fix = shlex.join(["nexus-ablate", "study", text, *launch])
+        raise ConfigError("this study has no runs yet", str(request.directory), fix)
+    return Request(study, request.launch)
 
 
 def with_more_seeds(request: Request, number: int) -> Request:
