@@ -166,8 +166,8 @@ def test_an_endpoint_that_no_run_has_is_refused(tmp_path, capsys):
         ({"expects": [{"arm": "norm=layer", "stratum": "deep", "val_loss": "lower"}]}, "no stratum of this name"),
         ({"requires": {"val_loss": "< 3"}}, "bounds on the baseline"),
         ({"requires": {"val_lss": ">= 3"}}, "no measure of this name"),
-        ({"arms": [{"name": "a b", "set": "norm=layer"}]}, "arms/0/name: letters, digits"),
-        ({"arms": [{"name": "baseline", "set": "norm=layer"}]}, "baseline's name"),
+        ({"arms": [{"name": "a b", "overrides": "norm=layer"}]}, "arms/0/name: letters, digits"),
+        ({"arms": [{"name": "baseline", "overrides": "norm=layer"}]}, "baseline's name"),
     ],
 )
 def test_a_question_that_cannot_be_meant_is_three_lines_and_makes_nothing(
@@ -224,7 +224,7 @@ def test_strata_are_studies_of_their_own_with_a_share_of_the_five_percent(tmp_pa
     values = {
         "question": "is it so?",
         "baseline": "model.d_model=16 model.n_heads=2",
-        "arms": ["norm=layer", {"name": "tanh", "set": "norm=dyt"}],
+        "arms": ["norm=layer", {"name": "tanh", "overrides": "norm=dyt"}],
         "strata": {"shallow": "model.n_layers=2", "deep": ["model.n_layers=3", "optim.lr=5e-4"]},
         "endpoints": {"val_loss": {"delta_min": 0.01}, SINK: {}},
         "expects": [
@@ -697,7 +697,7 @@ def test_a_real_study_with_strata_trains_each_and_judges_the_claim(
     values = {
         "question": "is it so?",
         "baseline": [*base, "probe=off"],
-        "arms": [{"name": "plain", "set": "norm=layer"}],
+        "arms": [{"name": "plain", "overrides": "norm=layer"}],
         "strata": {"shallow": "model.n_layers=1", "deep": "model.n_layers=2"},
         "seeds": [0, 1],
         "endpoints": {"val_loss": {"delta_min": 10}, SINK: {}},

@@ -241,7 +241,7 @@ def test_what_cannot_be_is_three_lines_before_torch_is_there_and_makes_nothing(t
     strata = {"of": "split", "all_strata": ["deep", "shallow"]}
     budget = ["train.tokens=3932160"]
     plans = {"mine": {}, "other": {}, "waiting": {}, "empty": {}, "again": {"confirms": "mine"}}
-    plans["looks"] = {"looks": [3, 5], "look_weights": [0.5, 0.5]}
+    plans["looks"] = {"looks": [5, 6], "look_weights": [0.5, 0.5], "seeds": [*range(6)]}
     plans |= {f"split@{name}": strata | {"stratum": name} for name in strata["all_strata"]}
     for name, values in plans.items():
         writer = Writer(tmp_path / ("elsewhere" if name == "other" else "runs"), name)

@@ -273,8 +273,7 @@ def _study(source: str, typed: _Words, runs_dir: Path) -> Study:
     values = _with_typed(values, typed.values)
     keys = typed.values.keys() - {"strata"}  # typed as strata.KEY=A,B
     study = decode(values, keys) if launched else decode_file(values, keys)
-    if not launched or "seeds" in typed.values:  # a study that an earlier version launched goes on as it is
-        _check_looks(study)
+    _check_looks(study)
     return study
 
 
