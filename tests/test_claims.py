@@ -204,7 +204,7 @@ def test_a_study_runs_the_probe_and_the_evaluations_that_its_endpoints_need(tmp_
         "requires": {"streaming:kept:8/difference": ">= 0"},
     }
     Path("mine.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
-    baseline = expanded(read_request(["mine.yaml"])).baseline.config
+    baseline = expanded(read_request(["mine.yaml"]))[1]["baseline"]
     assert baseline.probe.name == "full"
     assert baseline.evals == ["quantization", "streaming:kept:8"]
 
@@ -213,7 +213,7 @@ def test_a_probe_that_measures_more_than_is_needed_stays(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     values = {"question": "is it so?", "arms": ["norm=layer"], "baseline": "probe=full", "endpoints": {SINK: {}}}
     Path("mine.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
-    assert expanded(read_request(["mine.yaml"])).study.baseline == ["probe=full", "train.tokens=3932160"]
+    assert expanded(read_request(["mine.yaml"]))[0].baseline == ["probe=full", "train.tokens=3932160"]
 
 
 # ------------------------------------------------------------------------------------------------------------ strata
@@ -235,12 +235,13 @@ def test_strata_are_studies_of_their_own_with_a_share_of_the_five_percent(tmp_pa
     }
     Path("mine.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
     shallow, deep = (expanded(request) for request in strata_of(read_request(["mine.yaml"])))
-    assert [s.study.name for s in (shallow, deep)] == ["mine@shallow", "mine@deep"]
-    assert [s.baseline.config.model.n_layers for s in (shallow, deep)] == [2, 3]
-    assert deep.arms[0].config.schedule.lr == 5e-4
+    assert [configs["baseline"].model.n_layers for _, configs in (shallow, deep)] == [2, 3]
+    assert deep[1]["norm=layer"].schedule.lr == 5e-4
+    shallow, deep = shallow[0], deep[0]
+    assert [s.name for s in (shallow, deep)] == ["mine@shallow", "mine@deep"]
     assert [arm.name for arm in deep.arms] == ["norm=layer", "tanh"]
-    assert [len(s.study.expects) for s in (shallow, deep)] == [1, 2]
-    assert shallow.study.share == deep.study.share == 1 / 3  # loss and sinks deep, loss shallow
+    assert [len(s.expects) for s in (shallow, deep)] == [1, 2]
+    assert shallow.share == deep.share == 1 / 3  # loss and sinks deep, loss shallow
 
 
 def test_the_values_of_one_key_are_strata_too():
@@ -607,9 +608,9 @@ def asked_elsewhere(tmp_path: Path, *setting: str) -> list[str]:
 def test_a_claim_about_what_is_no_arm_in_another_setting_is_not_shown(tmp_path, setting, why):
     words = asked_elsewhere(tmp_path, setting)
     request = read_request(words)
-    write_record(expanded(request), request.directory)
+    write_record(*expanded(request), request.directory)
     again = read_request(["mine", *words[-2:-1]])
-    write_record(expanded(again), again.directory)  # raises if the stored study read as another one
+    write_record(*expanded(again), again.directory)  # raises if the stored study read as another one
     unfixed(again.directory)
     writer = Writer(tmp_path / "runs", "mine")
     for seed in range(5):
@@ -757,7 +758,7 @@ def test_with_a_grid_of_rates_no_arm_waits_for_the_baseline(tmp_path, tiny_run):
 
     def premise(*words: str) -> list[int]:
         request = read_request([str(tmp_path / "mine.yaml"), *tiny_run(), *words])
-        return [job.seed for job in Runs(expanded(request), request).premise]
+        return [job.seed for job in Runs(*expanded(request), request).premise]
 
     assert premise("seeds.looks=5,8") == [0, 1, 2, 3, 4]
     assert premise("seeds=0,1", "lr_grid=1e-3,2e-3", "tuning_seeds=7,8") == []

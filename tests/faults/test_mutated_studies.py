@@ -104,7 +104,7 @@ def template(tmp_path, monkeypatch) -> Path:
     text = record.read_text()
     record.write_text(f"{text}checksum: {checksum(load_yaml(text))}\n")
     request = read_request([STUDY, f"runs_dir={writer.root}"])
-    for job in Runs(expanded(request), request).claims:  # under the names that these runs have in today's code
+    for job in Runs(*expanded(request), request).claims:  # under the names that these runs have in today's code
         (path,) = job.path.parent.glob(f"s{job.seed}-*")
         path.rename(job.path)
         sealed(job.path)
