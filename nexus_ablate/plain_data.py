@@ -18,10 +18,11 @@ LARGEST = 1e100
 """Far above every number that a run computes, and the square of anything smaller is still a finite float."""
 _DIGITS = 18
 """Most digits of an integer: one with more might not fit into 64 bits."""
+_TAG = "tag:yaml.org,2002:"
 _DEPTH = 64
+_ITEMS = 10**6
 _YAML_BYTES = 2 * 2**20
 """PyYAML takes seconds for this much text."""
-_YAML_ITEMS = 10**6
 _YAML_DEPTH = 5000
 """Most brackets, and most characters in a line: each can open a level."""
 
@@ -58,14 +59,16 @@ class _Bounded:
             if key.value in keys:
                 raise yaml.constructor.ConstructorError(problem=f"{key.value} twice", problem_mark=key.start_mark)
             keys.add(key.value)
+            if key.tag in (f"{_TAG}int", f"{_TAG}float", f"{_TAG}bool"):
+                key.tag = f"{_TAG}str"  # a name is text, also `4:` and `on:`
         return super().construct_mapping(node, deep)  # type: ignore[misc]
 
     def flatten_mapping(self, node: Any) -> None:
-        if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):
+        if any(key.tag == f"{_TAG}merge" for key, _ in node.value):
             raise ValueError("a merge key (<<)")
 
     def construct_scalar(self, node: Any) -> Any:
-        longest = {"tag:yaml.org,2002:int": _DIGITS, "tag:yaml.org,2002:float": 100}.get(node.tag, len(node.value))
+        longest = {f"{_TAG}int": _DIGITS, f"{_TAG}float": 100}.get(node.tag, len(node.value))
         if len(node.value) > longest:
             raise ValueError(f"a number of {len(node.value)} digits")
         return super().construct_scalar(node)  # type: ignore[misc]
@@ -92,42 +95,35 @@ def load_yaml(text: str) -> Any:
     # The C loader is several times faster, but twenty thousand levels overflow its stack and kill the process.
     deepest = max(map(len, text.splitlines()), default=0)
     value = yaml.load(text, _SafeLoader if deepest > _YAML_DEPTH else _FastLoader)
-    if _items_written_out(value, {}) > _YAML_ITEMS:
-        raise ValueError(f"more than {_YAML_ITEMS} items")
+    check_plain(value)
     return value
 
 
-def _items_written_out(value: Any, known: dict[int, int]) -> int:
-    """Number of items of nested lists and mappings, with aliases expanded: nine short lines can make a billion."""
-    if not isinstance(value, dict | list):
-        return 1
-    if id(value) not in known:
-        known[id(value)] = -1  # begun
-        parts = [*value, *value.values()] if isinstance(value, dict) else value
-        known[id(value)] = 1 + sum(_items_written_out(part, known) for part in parts)
-    if known[id(value)] < 0:
-        raise ValueError("it holds itself")
-    return known[id(value)]
+def check_plain(value: Any) -> None:
+    """Check that a value is plain data of bounded depth and size, with numbers whose squares are finite.
 
-
-def check_plain(value: Any, depth: int = 0) -> None:
-    """Check that a value is plain data of a bounded depth, with numbers whose squares are finite.
+    What several aliases of a YAML lead to counts as often as it is reached: nine short lines can make a billion items.
 
     Raises:
         ValueError: It is not.
     """
-    if depth > _DEPTH:
-        raise ValueError(f"more than {_DEPTH} levels")
-    if isinstance(value, dict):
-        for name, item in value.items():
-            if not isinstance(name, str):
-                raise ValueError(f"a key that is not a string: {name!r:.60}")
-            check_plain(item, depth + 1)
-    elif isinstance(value, list):
-        for item in value:
-            check_plain(item, depth + 1)
-    elif isinstance(value, int | float):
-        if not -LARGEST < value < LARGEST:
-            raise ValueError(f"{value!r:.60} is too large")
-    elif value is not None and not isinstance(value, str):
-        raise ValueError(f"{value!r:.60} is not plain data")
+    left, items = [(value, 0)], 1
+    while left:
+        value, depth = left.pop()
+        if depth > _DEPTH:  # also of what holds itself
+            raise ValueError(f"more than {_DEPTH} levels")
+        if isinstance(value, dict | list):
+            parts = value
+            if isinstance(value, dict):
+                parts = value.values()
+                if strange := [name for name in value if not isinstance(name, str)]:
+                    raise ValueError(f"a key that is not a string: {strange[0]!r:.60}")
+            items += len(parts)
+            if items > _ITEMS:
+                raise ValueError(f"more than {_ITEMS} items")
+            left += [(part, depth + 1) for part in parts]
+        elif isinstance(value, int | float):
+            if not -LARGEST < value < LARGEST:
+                raise ValueError(f"{value!r:.60} is too large")
+        elif value is not None and not isinstance(value, str):
+            raise ValueError(f"{value!r:.60} is not plain data")

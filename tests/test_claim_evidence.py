@@ -130,7 +130,7 @@ def test_a_stratum_whose_folder_is_gone_makes_the_claim_preliminary(tmp_path, mo
         )
     )
     for request in strata_of(read_request(["deep.yaml"]))[:2]:
-        write_record(expanded(request), request.directory)
+        write_record(*expanded(request), request.directory)
         unfixed(request.directory)
         writer = Writer(request.directory.parent, request.directory.name)
         for seed in range(5):

@@ -102,24 +102,24 @@ def test_a_study_keeps_the_precision_of_its_first_launch_on_every_machine(machin
     words = ["mine", "vary.norm=layer", *TINY, f"runs_dir={tmp_path / 'runs'}", "seeds=0"]
     machine(H100)
     request = read_request(words)
-    study = expanded(request)
-    write_record(study, request.directory)
-    paths = [job.path for job in Runs(study, request).claims]
+    study, configs = expanded(request)
+    write_record(study, configs, request.directory)
+    paths = [job.path for job in Runs(study, configs, request).claims]
     machine()
     again = read_request(["mine", f"runs_dir={tmp_path / 'runs'}"])
-    assert [job.path for job in Runs(expanded(again), again).claims] == paths
+    assert [job.path for job in Runs(*expanded(again), again).claims] == paths
     explicit = read_request([*words, "train.precision=bf16"])
-    write_record(expanded(explicit), explicit.directory)
+    write_record(*expanded(explicit), explicit.directory)
     other = read_request(words)
     with pytest.raises(errors.ConfigError, match="has changed since its first launch") as refused:
-        write_record(expanded(other), other.directory)
+        write_record(*expanded(other), other.directory)
     assert "train.precision=bf16" in refused.value.got
 
 
 def test_a_job_of_a_study_has_its_precision_on_every_machine(machine, tmp_path):
     machine()
     request = read_request(["mine", "vary.norm=layer", "vary.train.precision=bf16", *TINY, f"runs_dir={tmp_path}"])
-    jobs = Runs(expanded(request), request).claims
+    jobs = Runs(*expanded(request), request).claims
     machine(H100)
     assert [compose(job.overrides).train.precision for job in jobs] == [job.config.train.precision for job in jobs]
     assert {job.config.train.precision for job in jobs} == {"fp32", "bf16"}

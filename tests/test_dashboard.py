@@ -186,7 +186,7 @@ def test_a_study_with_strata_has_a_workspace_of_each(server, tmp_path, capsys):
     assert filtered("warmup") == [f"warmup@{stratum}" for stratum in shipped_study("warmup").strata]
     for stratum in ("n_layers-4", "n_layers-24"):
         (tmp_path / "runs" / f"mine@{stratum}").mkdir(parents=True)
-    assert filtered("mine") == filtered("runs/mine") == ["mine@n_layers-4", "mine@n_layers-24"]
+    assert filtered("mine") == filtered("runs/mine") == ["mine@n_layers-24", "mine@n_layers-4"]
 
 
 @pytest.mark.parametrize(

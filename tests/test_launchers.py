@@ -120,6 +120,20 @@ def test_after_a_signal_a_launcher_begins_no_further_run(tmp_path, monkeypatch):
     assert result == JobResult(errors.PREEMPTED, "not started, because of SIGTERM")
 
 
+@pytest.mark.parametrize(("handler", "status"), [(signal.SIG_IGN, errors.OK), (signal.SIG_DFL, errors.PREEMPTED)])
+def test_a_closed_terminal_ends_a_launcher_unless_nohup_ignores_it(tiny_run, monkeypatch, handler, status):
+    def trained(task):
+        signal.raise_signal(signal.SIGHUP)
+        return JobResult(errors.OK)
+
+    monkeypatch.setattr(hydra_launcher, "train_apart", trained)
+    before = signal.signal(signal.SIGHUP, handler)
+    try:
+        assert main(["-m", *tiny_run(), "norm=rms,layer", *launched_by("joblib"), "hydra.launcher.n_jobs=1"]) == status
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.slow
 def test_a_signal_saves_the_run_of_a_multirun_and_the_same_command_resumes(tiny_run, plugin, tmp_path):
     arguments = ["-m", *tiny_run("norm=trial", "train.steps=12"), "norm.part=9,0", "--workers", "1"]

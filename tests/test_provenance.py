@@ -238,7 +238,7 @@ def test_a_study_with_finished_runs_of_other_code_is_refused_before_anything_is_
 ):
     study = [*STUDY, *(text for text in tiny_run("train.steps=2") if text != "train.threads=1")]
     request = read_request(study[1:])
-    for job in Runs(expanded(request), request).claims:
+    for job in Runs(*expanded(request), request).claims:
         train(compose([*job.overrides, "train.threads=1"]), quiet=True, arm=job.arm)
     checkout.edit("nexus_ablate/axes/norm.py", "from __future__", "# a comment\nfrom __future__")
     assert main(study) == 0

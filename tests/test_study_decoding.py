@@ -16,18 +16,16 @@ LAUNCHED = """
 name: mine
 question: which?
 design: list
-baseline: {arm: baseline, overrides: [train.steps=9]}
+baseline: [train.steps=9]
 arms:
-- {arm: norm=layer, overrides: [norm=layer], also_changes: []}
-- {arm: posted, overrides: [placement=post], also_changes: [a note], named: true}
-- {arm: "gate=headwise", overrides: [gate=headwise, d_ff_ratio=7/3], also_changes: [],
+- {name: norm=layer, overrides: [norm=layer]}
+- {name: posted, overrides: [placement=post], also_changes: [a note], named: true}
+- {name: "gate=headwise", overrides: [gate=headwise, d_ff_ratio=7/3],
    match: {kind: params, target: 100, got: 101, residual: 0.01, solved: [d_ff_ratio=7/3]}}
 equal: [{overrides: [norm=rms], arm: baseline}]
 refused: [{overrides: [n_kv_heads=3], reason: 3 heads}]
 seeds: [0, 1, 2]
-endpoints: {val_loss: {delta_min: 0.02}, attn/sink_rate: {delta_min: auto}}
-delta_min_tokens: 0.05
-tier: C
+endpoints: [{name: val_loss, delta_min: 0.02, tokens: 0.05}, {name: attn/sink_rate}]
 match: params
 lr_grid: [0.001, 0.002]
 tuning_seeds: [1001]
@@ -41,7 +39,7 @@ amendments: [{when: "2026-01-01", changes: ["seeds: [0] -> [0,1,2]"]}]
 added: [{when: "2026-01-01", seeds: [1, 2]}]
 source: abc
 """
-"""A study.yaml as earlier versions wrote it."""
+"""A study.yaml, which a launch also ends with a checksum."""
 
 
 def message(values):
@@ -62,7 +60,7 @@ def test_a_study_that_is_encoded_and_decoded_is_the_same(name):
     assert decode(load_yaml(yaml.safe_dump(encoded))).endpoints == study.endpoints, "keys may be sorted"
 
 
-def test_a_study_yaml_of_an_earlier_version_is_read(tmp_path):
+def test_a_study_yaml_is_read_as_it_was_written(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/study.yaml").write_text(LAUNCHED)
     study = read_study(tmp_path / "mine")
@@ -95,12 +93,20 @@ def test_a_study_yaml_of_an_earlier_version_is_read(tmp_path):
         ("seeds: [0, 1, 2]", "", "seeds is missing"),
         ("tuning_seeds: [1001]", "tuning_seeds: [1]", "overlap"),
         ("expected: lower", "expected: smaller", "one of lower, higher"),
-        ("attn/sink_rate: {", "attn/sunk_rate: {", "no measure of this name"),
+        ("attn/sink_rate}", "attn/sunk_rate}", "no measure of this name"),
         ("residual: 0.01", "residual: [x]", "match/residual"),
-        ("arm: posted, overrides", "arm: ../x, overrides", "arms/1/name"),
+        ("name: posted, overrides", "name: ../x, overrides", "arms/1/name"),
         ("source: abc", "source: abc\nbudget: 9", "no key of this name: budget: 9"),
         ("source: abc", "source: [abc", "study.yaml is damaged"),
         (LAUNCHED, "[]", "not a mapping"),
+        # forms that this version no longer reads
+        ("share: 0.25", "tier: C", "no key of this name: tier: C"),
+        ("share: 0.25", "delta_min_tokens: 0.05", "no key of this name: delta_min_tokens: 0.05"),
+        ("share: 0.25", "endpoint: val_loss", "endpoint and endpoints say the same"),
+        ("baseline: [train.steps=9]", "baseline: {arm: baseline, overrides: [x=1]}", "the baseline is a list"),
+        ("name: posted, overrides", "name: posted, set", "a named arm has a name and overrides"),
+        ("name: posted, overrides", "arm: posted, overrides", "no key of this name: arm"),
+        ("design: list", "design: grid", "no factors, from which design=grid builds arms"),
     ],
 )
 def test_what_the_program_writes_is_checked_like_what_a_user_writes(tmp_path, before, after, problem):
@@ -150,8 +156,8 @@ SEEDS = "seeds: [0, 1, 2, 3, 4]"
         ({"baseline": {"norm": "rms"}}, "norm=layer, or [norm=rms, bias=on]"),
         ({"question": None}, "question: is it better?"),
         ({"factor": {"norm": ["rms"]}}, "factors: {norm: [rms]}"),
-        ({"arms": [{"name": "a/b", "set": "norm=rms"}]}, "arms: [norm=layer, bias=on]"),
-        ({"arms": [{"name": "baseline", "set": "norm=rms"}]}, "another name, such as control"),
+        ({"arms": [{"name": "a/b", "overrides": "norm=rms"}]}, "arms: [norm=layer, bias=on]"),
+        ({"arms": [{"name": "baseline", "overrides": "norm=rms"}]}, "another name, such as control"),
         (
             {"expects": [{"arm": "norm=layer", "stratum": "deep"}]},
             "{arm: norm=layer, stratum: deep, val_loss: lower}",

@@ -45,7 +45,8 @@ SMALL = ["model.n_layers=2", "model.d_model=64", "model.n_heads=2", "model.conte
 
 
 def arms(*arguments):
-    return [arm.name for arm in expand(read_request(["mine", *arguments]).study).arms]
+    study, _ = expand(read_request(["mine", *arguments]).study)
+    return [arm.name for arm in study.arms]
 
 
 def refused(*arguments):
@@ -152,26 +153,26 @@ def test_each_design_makes_its_arms():
     assert arms(*two) == ["norm=layer", "bias=on"]
     assert arms(*two, "design=grid") == ["bias=on", "norm=layer", "bias=on,norm=layer"]
     assert arms(*two, "design=pairwise_interactions") == ["norm=layer", "bias=on", "bias=on,norm=layer"]
-    whole = expand(read_request(["x", "vary.norm=layer,rms", "vary.bias=on,off", "design=leave_one_out"]).study)
-    assert whole.study.baseline == ["norm=layer", "bias=on", "train.tokens=3932160"]
+    whole, _ = expand(read_request(["x", "vary.norm=layer,rms", "vary.bias=on,off", "design=leave_one_out"]).study)
+    assert whole.baseline == ["norm=layer", "bias=on", "train.tokens=3932160"]
     assert [arm.name for arm in whole.arms] == ["norm=rms", "bias=off"]
 
 
 def test_an_arm_that_is_the_baseline_under_another_name_is_recognised():
-    study = expand(read_request(["x", "vary.norm=rms,t5", "vary.norm_bias=off,auto,on"]).study)
-    assert [(copy.overrides, copy.arm) for copy in study.study.equal] == [
+    study, configs = expand(read_request(["x", "vary.norm=rms,t5", "vary.norm_bias=off,auto,on"]).study)
+    assert [(copy.overrides, copy.arm) for copy in study.equal] == [
         (["norm=rms"], "baseline"),
         (["norm_bias=off"], "baseline"),
         (["norm_bias=auto"], "baseline"),
     ]
     assert [arm.name for arm in study.arms] == ["norm=t5", "norm_bias=on"]
-    assert len({arm_key(arm.config) for arm in study.all_arms}) == 3
+    assert len({arm_key(config) for config in configs.values()}) == 3
 
 
 def test_a_refused_arm_is_listed_with_its_reason_and_stops_no_other():
-    study = expand(decode_file({"name": "x", "question": "?", "arms": ["norm=t5 norm_bias=on", "norm=layer"]}))
+    study, _ = expand(decode_file({"name": "x", "question": "?", "arms": ["norm=t5 norm_bias=on", "norm=layer"]}))
     assert [arm.name for arm in study.arms] == ["norm=layer"]
-    assert "has no bias" in study.study.refused[0].reason
+    assert "has no bias" in study.refused[0].reason
 
 
 @pytest.mark.parametrize(("mistake", "fix"), [("norm=rmss", "norm=rms"), ("optim.lr=fast", "optim.lr=auto")])
@@ -206,11 +207,16 @@ def test_numbers_with_exponents_are_numbers_everywhere_in_a_file(line):
     assert definition.look_weights == ([0.5, 0.5] if "looks" in line else [])
 
 
+def test_a_stratum_can_have_a_number_or_a_word_of_yaml_as_its_name():
+    values = load_yaml("arms: [norm=layer]\nstrata: {4: model.n_layers=4, 24: model.n_layers=24, on: bias=on}")
+    assert [*decode_file({"name": "mine", "question": "?"} | values).strata] == ["4", "24", "on"]
+
+
 def test_arms_are_named_by_their_difference_from_the_study_s_baseline():
-    study = expand(read_request(["x", "norm=layer", "norm.eps=1e-3", "vary.norm=rms,layer", *SMALL]).study)
+    study, configs = expand(read_request(["x", "norm=layer", "norm.eps=1e-3", "vary.norm=rms,layer", *SMALL]).study)
     assert [arm.name for arm in study.arms] == ["norm=rms"]
-    assert study.arms[0].config.norm.keys["eps"] == 1e-6, "the eps of layer is not that of rms"
-    assert [copy.overrides for copy in study.study.equal] == [["norm=layer"]]
+    assert configs["norm=rms"].norm.keys["eps"] == 1e-6, "the eps of layer is not that of rms"
+    assert [copy.overrides for copy in study.equal] == [["norm=layer"]]
     base = compose(["norm=layer", "train.steps=7"])
     assert differences(compose(["train.steps=7"]), base) == {"norm": "rms"}
     assert arm_name(differences(base, base)) == "baseline"
@@ -227,8 +233,8 @@ def test_arms_that_differ_in_the_rate_alone_are_refused_where_each_arm_s_rate_is
 
 
 def test_what_an_option_changes_besides_is_kept():
-    study = expand(read_request(["x", "vary.placement=deepnorm"]).study)
-    assert study.arms[0].arm.also_changes == ["placement=deepnorm also changes init to xavier"]
+    study, _ = expand(read_request(["x", "vary.placement=deepnorm"]).study)
+    assert study.arms[0].also_changes == ["placement=deepnorm also changes init to xavier"]
 
 
 # --------------------------------------------------------------------------------------------------------- matching
@@ -237,12 +243,13 @@ def test_what_an_option_changes_besides_is_kept():
 @pytest.mark.parametrize("kind", ["params", "flops"])
 def test_a_gate_is_paid_for_with_the_ffn_s_width(kind):
     command = ["x", "vary.gate=elementwise", *SMALL, "model.d_ff_multiple=1"]
-    free = cost_of(expand(read_request(command).study).arms[0].config)
-    study = expand(read_request([*command, f"match={kind}"]).study)
-    base, arm = cost_of(study.baseline.config), study.arms[0]
+    _, freely = expand(read_request(command).study)
+    free = cost_of(freely["gate=elementwise"])
+    study, configs = expand(read_request([*command, f"match={kind}"]).study)
+    base, arm = cost_of(configs["baseline"]), study.arms[0]
     amount = "params" if kind == "params" else "flops_per_token"
-    residual = getattr(cost_of(arm.config), amount) / getattr(base, amount) - 1
-    match = arm.arm.match
+    residual = getattr(cost_of(configs[arm.name]), amount) / getattr(base, amount) - 1
+    match = arm.match
     assert match is not None
     assert residual == pytest.approx(match.residual)
     assert abs(residual) < MISMATCH_WARN < getattr(free, amount) / getattr(base, amount) - 1
@@ -251,14 +258,13 @@ def test_a_gate_is_paid_for_with_the_ffn_s_width(kind):
 
 
 def test_no_nearer_width_exists():
-    study = expand(read_request(["x", "vary.gate=elementwise", "match=params", *SMALL]).study)
-    arm, width = study.arms[0], study.arms[0].config.resolved.d_ff
-    target = cost_of(study.baseline.config).params
+    study, configs = expand(read_request(["x", "vary.gate=elementwise", "match=params", *SMALL]).study)
+    arm, config = study.arms[0], configs[study.arms[0].name]
+    width, target = config.resolved.d_ff, cost_of(configs["baseline"]).params
     around = [
-        cost_of(compose_arm(study.study, [*arm.requested, f"d_ff_ratio={w}/64"], [])).params
-        for w in (width - 8, width + 8)
+        cost_of(compose_arm(study, [*arm.requested, f"d_ff_ratio={w}/64"], [])).params for w in (width - 8, width + 8)
     ]
-    assert all(abs(cost_of(arm.config).params - target) <= abs(other - target) for other in around)
+    assert all(abs(cost_of(config).params - target) <= abs(other - target) for other in around)
 
 
 def test_a_match_that_cannot_be_met_is_refused_with_its_residual():
@@ -268,9 +274,9 @@ def test_a_match_that_cannot_be_met_is_refused_with_its_residual():
     one = decode_file(
         {"name": "x", "question": "?", "match": "params", "baseline": SMALL, "arms": ["d_ff_ratio=1", "norm=layer"]}
     )
-    study = expand(one)
+    study, _ = expand(one)
     assert [arm.name for arm in study.arms] == ["norm=layer"]
-    assert "the nearest is" in study.study.refused[0].reason
+    assert "the nearest is" in study.refused[0].reason
 
 
 def test_depth_is_solved_where_the_arm_sets_the_width():
@@ -283,18 +289,19 @@ def test_depth_is_solved_where_the_arm_sets_the_width():
             "arms": ["d_ff_ratio=4"],
         }
     )
-    arm = expand(definition).arms[0]
-    match = arm.arm.match
+    study, configs = expand(definition)
+    arm, layers = study.arms[0], configs[study.arms[0].name].model.n_layers
+    match = arm.match
     assert match is not None
-    assert match.solved == [f"model.n_layers={arm.config.model.n_layers}"]
-    assert arm.config.model.n_layers < 24
+    assert match.solved == [f"model.n_layers={layers}"]
+    assert layers < 24
     assert abs(match.residual) <= MISMATCH_FAIL
 
 
 def test_equal_tokens_are_given_to_another_batch_size():
     command = ["x", "vary.train.batch_size=16,8", "train.steps=50", "match=tokens", *SMALL]
-    arm = expand(read_request(command).study).arms[0]
-    assert arm.overrides == ["train.batch_size=8", "train.steps=100"]
+    study, _ = expand(read_request(command).study)
+    assert study.arms[0].overrides == ["train.batch_size=8", "train.steps=100"]
 
 
 @pytest.mark.slow
@@ -304,12 +311,12 @@ def test_equal_seconds_are_measured_once_and_kept(tmp_path, monkeypatch):
     request = read_request(
         ["x", "vary.model.n_layers=1", "match=seconds", "train.steps=50", f"runs_dir={tmp_path}", *SMALL]
     )
-    study = expand(request.study)
+    study, configs = expand(request.study)
     (arm,) = study.arms
-    assert arm.config.resolved.steps > 50, "half the depth is faster"
-    write_record(study, request.directory)
-    again = expand(request.study, read_study(request.directory))
-    assert again.arms[0].arm.match == arm.arm.match
+    assert (configs[arm.name].resolved.steps or 0) > 50, "half the depth is faster"
+    write_record(study, configs, request.directory)
+    again, _ = expand(request.study, read_study(request.directory))
+    assert again.arms[0].match == arm.match
 
 
 # ------------------------------------------------------------------------------------------------- what stays fixed
@@ -318,17 +325,17 @@ def test_equal_seconds_are_measured_once_and_kept(tmp_path, monkeypatch):
 def test_a_launched_study_is_fixed_until_it_is_amended(tmp_path):
     command = ["x", "vary.norm=layer", f"runs_dir={tmp_path}", *SMALL]
     first = read_request(command)
-    write_record(expand(first.study), first.directory)
+    write_record(*expand(first.study), first.directory)
     written = (first.directory / "study.yaml").read_bytes()
-    write_record(expand(first.study), first.directory)
+    write_record(*expand(first.study), first.directory)
     assert (first.directory / "study.yaml").read_bytes() == written
     changed = expand(read_request([*command, "seeds=0,1", "vary.bias=on"]).study)
     with pytest.raises(ConfigError) as caught:
-        write_record(changed, first.directory)
+        write_record(*changed, first.directory)
     assert "seeds: [0,1,2,3,4,5,6,7] -> [0,1]" in str(caught.value)
     assert "arm bias=on added" in str(caught.value)
     assert (first.directory / "study.yaml").read_bytes() == written
-    write_record(changed, first.directory, amend=True)
+    write_record(*changed, first.directory, amend=True)
     record = read_study(first.directory)
     assert record is not None
     assert [len(entry.changes) for entry in record.amendments] == [3], "question, seeds, arm"
@@ -338,19 +345,19 @@ def test_a_launched_study_is_fixed_until_it_is_amended(tmp_path):
 def test_a_launched_study_is_found_again_by_its_name_alone(tmp_path):
     varied = ["vary.gate=elementwise", "vary.norm=rms", "vary.n_kv_heads=3", "match=params"]
     request = read_request(["x", *varied, f"runs_dir={tmp_path}", *SMALL])
-    study = expand(request.study)
-    write_record(study, request.directory)
+    study, configs = expand(request.study)
+    write_record(study, configs, request.directory)
     again = read_request(["x", f"runs_dir={tmp_path}"])
-    result = expand(again.study, read_study(again.directory))
+    result, same = expand(again.study, read_study(again.directory))
     assert [(a.name, a.overrides) for a in result.all_arms] == [(a.name, a.overrides) for a in study.all_arms]
-    write_record(result, again.directory)
+    write_record(result, same, again.directory)
     with pytest.raises(ConfigError, match="no study of this name"):
         read_request(["x"])
 
 
 def test_the_record_has_the_agreed_form(tmp_path):
     request = read_request(["x", "vary.placement=deepnorm", "vary.norm=rms", f"runs_dir={tmp_path}", *SMALL])
-    write_record(expand(request.study), request.directory)
+    write_record(*expand(request.study), request.directory)
     written = yaml.safe_load((request.directory / "study.yaml").read_text())
     assert list(written) == [
         *("name", "question", "baseline", "design", "factors", "arms", "seeds"),
@@ -464,7 +471,7 @@ def test_sizes_are_trained_for_twenty_tokens_per_parameter_each():
     words = ["gqa", "strata.model=femto,pico", "train.batch_size=4"]
     tokens = {}
     for request in strata_of(read_request(words)):
-        config = expand(request.study).baseline.config
+        config = expand(request.study)[1]["baseline"]
         model, resolved = config.model, config.resolved
         parameters = 12 * model.n_layers * model.d_model**2
         tokens[model.name] = (resolved.steps or 0) * resolved.tokens_per_step
@@ -499,21 +506,21 @@ def test_every_shipped_study_that_expects_an_equivalent_arm_declares_its_margin(
 def test_every_arm_of_every_shipped_study_composes_and_its_runs_are_as_many_as_it_says(name):
     fewest = most = 0
     for request in strata_of(read_request([name])):
-        study = expand(request.study)
-        rates, tuning_seeds = len(study.study.lr_grid), len(study.study.tuning_seeds)
+        study, _ = expand(request.study)
+        rates, tuning_seeds = len(study.lr_grid), len(study.tuning_seeds)
         tuning, per_seed = rates * tuning_seeds, 3 if rates else 1
-        fewest += len(study.all_arms) * (len(study.study.first_seeds) * per_seed + tuning)
-        most += len(study.all_arms) * (len(study.study.seeds) * per_seed + tuning)
-        assert not study.study.refused
-        assert not study.study.equal
-        assert len(study.study.seeds) >= 5
+        fewest += len(study.all_arms) * (len(study.first_seeds) * per_seed + tuning)
+        most += len(study.all_arms) * (len(study.seeds) * per_seed + tuning)
+        assert not study.refused
+        assert not study.equal
+        assert len(study.seeds) >= 5
     runs = f"{fewest} runs" if fewest == most else f"{fewest} to {most} runs"
     assert read_request([name]).study.cost.startswith(f"{runs}, ")
 
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_a_shipped_study_measures_what_its_claim_is_about(name):
-    config = expand(strata_of(read_request([name]))[0].study).baseline.config
+    config = expand(strata_of(read_request([name]))[0].study)[1]["baseline"]
     levels = {"off": (), "standard": ("standard",), "full": ("standard", "full")}[config.probe.name]
     measured = {"step", "summary", *levels, *config.evals}
     assert not [measure for measure in MEASURED[name] if not measured & set(find(measure).where)]

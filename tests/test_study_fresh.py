@@ -211,7 +211,7 @@ BAD = {
     "study --add-seeds 3": "needs a study",
     "study mine --add-seeds 3 train.steps=4": "takes one launched study",
     "study mine --add-seeds 3 --amend": "exclude each other",
-    "study nrms --add-seeds 3": "try: norms",
+    "study nrms --add-seeds 3": "try: nexus-ablate study norms",
     "study runs/mine --add-seeds 3 runs_dir=runs": "leave runs_dir=runs out",
     "study norms --add-seeds 3": "no runs yet",
     "study mine.yaml --add-seeds 3": "no runs yet",
@@ -221,10 +221,12 @@ BAD = {
     "study --seeds 3 --confirm": "needs a study",
     "study mine --seeds 0 --confirm": "from 1 to 1000",
     "study mine --seeds x --confirm": "from 1 to 1000",
-    "study nrms --confirm": "try: norms",
+    "study nrms --confirm": "try: nexus-ablate study norms",
     "study norms --confirm": "no runs yet",
     "study mine.yaml --confirm": "no runs yet",
     "study runs/empty --confirm": "no runs yet",
+    "study runs/mine runs_dir=runs": "leave runs_dir=runs out",
+    "study split --confirm": "one of split@deep, split@shallow",
     "study waiting --confirm": "no run here has a result",
     "study mine norm=layr --confirm": "try: norm=layer",
     "study mine --add-seeds " + "9" * 5000: "from 1 to 1000",
@@ -236,9 +238,11 @@ BAD = {
 
 def test_what_cannot_be_is_three_lines_before_torch_is_there_and_makes_nothing(tmp_path):
     (tmp_path / "mine.yaml").write_text("name: elsewhere\nquestion: which?\narms: [norm=layer]\n")
+    strata = {"of": "split", "all_strata": ["deep", "shallow"]}
     budget = ["train.tokens=3932160"]
     plans = {"mine": {}, "other": {}, "waiting": {}, "empty": {}, "again": {"confirms": "mine"}}
-    plans["looks"] = {"looks": [3, 5], "look_weights": [0.5, 0.5]}
+    plans["looks"] = {"looks": [5, 6], "look_weights": [0.5, 0.5], "seeds": [*range(6)]}
+    plans |= {f"split@{name}": strata | {"stratum": name} for name in strata["all_strata"]}
     for name, values in plans.items():
         writer = Writer(tmp_path / ("elsewhere" if name == "other" else "runs"), name)
         writer.plan(("norm=layer",), baseline=budget, **values)

@@ -50,15 +50,17 @@ def test_further_seeds_go_to_the_undecided_arms_and_the_same_command_then_trains
     expected += [(arm, seed) for seed in (3, 4) for arm in ("baseline", "placement=post")]
     assert instant.trained == expected
     text = said(capsys)
-    assert "look 2 of 3: seed 2 for the undecided bias=on, placement=post" in text
-    assert "look 3 of 3: seeds 3-4 for the undecided placement=post" in text
+    assert "look 2 of 3: 1 more seed for the undecided bias=on, placement=post" in text
+    assert "look 3 of 3: 2 more seeds for the undecided placement=post" in text
     ends = ("norm=layer: 2 of at most 5 seeds, WORSE", "bias=on: 3 of at most 5 seeds, WORSE",
             "placement=post: 5 of at most 5 seeds, INCONCLUSIVE", "baseline: 5 of at most 5 seeds")  # fmt: skip
     assert all(line in text for line in ends), text
     assert "baseline: 5 of at most 5 seeds," not in text, "norm=rms, which equals the baseline, has its name"
 
     before = photograph(tmp_path / "runs")
-    for again in (study(*ARMS), ["study", "mine", f"runs_dir={tmp_path / 'runs'}", "train.device=cpu"]):
+    by_name = ["study", "mine", f"runs_dir={tmp_path / 'runs'}", "train.device=cpu"]
+    by_directory = ["study", str(tmp_path / "runs/mine"), "train.device=cpu"]
+    for again in (study(*ARMS), by_name, by_directory):
         assert main(again) == 0
         assert len(instant.trained) == len(expected)
         text = said(capsys)
@@ -87,7 +89,7 @@ def test_looks_take_the_seeds_that_a_file_names(tiny_run, instant, tmp_path, cap
     file.write_text(yaml.safe_dump({"question": "?", "arms": ["norm=layer"], **looks}))
     assert main(["study", str(file), "--workers", "1", *tiny_run()]) == 0
     assert [seed for _, seed in instant.trained] == [10, 10, 12, 12, 11, 11, 14, 14]
-    assert "look 2 of 2: seeds 11, 14 for the undecided norm=layer" in said(capsys)
+    assert "look 2 of 2: 2 more seeds for the undecided norm=layer" in said(capsys)
 
 
 def test_nobody_gets_further_seeds_once_everybody_is_decided(study, instant):
@@ -265,8 +267,7 @@ def test_no_look_is_at_fewer_seeds_than_a_verdict_needs(tmp_path, capsys, monkey
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("error: a look at fewer than 5 seeds") and lines[2] == "  try: seeds.looks=5,6,8"
     assert main([*command, "seeds.looks=5,6,8"]) == 0
-    Writer(tmp_path / "runs", "old").plan(("norm=layer",), looks=[2, 3], look_weights=[0.5, 0.5], seeds=[0, 1, 2])
-    assert read_request(["old"]).study.looks == [2, 3], "launched by an earlier version"
+    Writer(tmp_path / "runs", "old").plan(("norm=layer",), looks=[5, 6], look_weights=[0.5, 0.5], seeds=[*range(6)])
     assert main(["plan", "old", "seeds.looks=3,5"]) == errors.CONFIG
 
 
@@ -290,7 +291,7 @@ def test_plan_shows_the_least_and_the_most(study, instant, capsys):
     assert "6 to 15 runs: 3 arms x seeds 0,1, then 3, 5 seeds for undecided arms (9 finished)" in text
     assert "about 0 s to " in text
     request = read_request([*arguments[1:], "seeds.looks=2,3,5"])
-    plan = make_plan(Runs(expanded(request), request), Places(1, 1, []))
+    plan = make_plan(Runs(*expanded(request), request), Places(1, 1, []))
     assert plan.arms[0].seconds is not None
     assert plan.later_seconds == pytest.approx(6 * plan.arms[0].seconds), "two seeds of the last look, three arms"
     assert "2 for every arm, then up to 5 for those that are undecided" in text
@@ -353,8 +354,8 @@ def test_a_crippled_arm_is_decided_at_the_first_look_and_a_null_arm_gets_every_s
     used = Counter(run.arm for run in map(read_run, find_runs([tmp_path / "runs"])))
     assert used == {"baseline": 7, "optim.lr=0.001": 5, "d_ff_ratio=3": 7}, done.stderr
     lines = done.stderr.splitlines()
-    assert "look 2 of 3: seed 5 for the undecided d_ff_ratio=3" in lines
-    assert "look 3 of 3: seed 6 for the undecided d_ff_ratio=3" in lines
+    assert "look 2 of 3: 1 more seed for the undecided d_ff_ratio=3" in lines
+    assert "look 3 of 3: 1 more seed for the undecided d_ff_ratio=3" in lines
     (crippled,) = (line for line in lines if line.startswith("optim.lr=0.001: "))
     (null,) = (line for line in lines if line.startswith("d_ff_ratio=3: "))
     assert "5 of at most 7 seeds" in crippled

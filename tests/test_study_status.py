@@ -32,9 +32,9 @@ def launched(tiny_run, tmp_path):
     """A study with its record, one run of each of two arms finished, and the rest to come."""
     requested = [text for text in tiny_run() if text != "train.threads=1"]
     request = read_request(["mine", "vary.norm=layer", "vary.bias=on", "seeds=0,1", *requested])
-    study = expand(request.study)
-    write_record(study, request.directory)
-    runs = Runs(study, request)
+    study, configs = expand(request.study)
+    write_record(study, configs, request.directory)
+    runs = Runs(study, configs, request)
     for job in runs.claims[:2]:
         train(compose([*job.overrides, "train.threads=1"]), quiet=True, arm=job.arm)
     return study, runs
@@ -148,9 +148,9 @@ def test_plan_goes_by_finished_runs_where_there_are_any(launched):
 
 
 def levels(**options):
-    study = expand(decode_file({"name": "x", "question": "?"} | options))
-    costs = {arm.name: cost_of(arm.config) for arm in study.all_arms}
-    return {check.name: check.status for check in fairness(study, costs)}
+    study, configs = expand(decode_file({"name": "x", "question": "?"} | options))
+    costs = {arm: cost_of(config) for arm, config in configs.items()}
+    return {check.name: check.status for check in fairness(study, configs, costs)}
 
 
 @pytest.mark.parametrize(

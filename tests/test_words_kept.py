@@ -164,11 +164,11 @@ def claims(tmp_path, monkeypatch):
 def trained(name, *overrides, strata=99):
     """A shipped study as it would lie in runs/ after it was trained."""
     for request in strata_of(read_request([name, *overrides]))[:strata]:
-        expansion = expanded(request)
-        write_record(expansion, request.directory)
+        study, configs = expanded(request)
+        write_record(study, configs, request.directory)
         unfixed(request.directory)
         writer = Writer(request.directory.parent, request.directory.name)
-        for number, arm in enumerate(expansion.all_arms):
+        for number, arm in enumerate(study.all_arms):
             for seed in range(8):
                 where = {"folder": arm.name, "env": {"source": source_hashes()}}
                 writer.run(*arm.overrides, seed=seed, loss=2.0 + QUIET[(seed + number) % 10] / 10, **where)

@@ -192,7 +192,7 @@ def _train_again(entry: LedgerEntry) -> int:
         rate = next(iter(stratum.rates.values()))
         overrides = merged(study.baseline, [f"optim.lr={rate:g}"])
         study = structs.replace(study, lr_grid=[], tuning_seeds=[], baseline=overrides)
-    job = Runs(expand(study), request).claims[0]
+    job = Runs(*expand(study), request).claims[0]
     train(compose(job.overrides), job.overrides, arm=job.arm)
     (arm,), _ = group(collect([job.path]))
     values = {endpoint: arm.value(job.seed, endpoint) for endpoint in published}

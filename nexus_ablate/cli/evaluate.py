@@ -76,7 +76,7 @@ def results(summary: dict[str, Any]) -> Iterator[ReportPart]:
     from nexus_ablate.report.parts import ReportPart
 
     for name, result in summary.items():
-        if name.partition(":")[0] not in option_files("evaluation"):
+        if name.partition(":")[0] not in option_files("evaluation") or not isinstance(result, Mapping):
             continue
         figures = {part or "all": shown for part, shown in _figures(result) if shown}
         columns = list(dict.fromkeys(key for shown in figures.values() for key in shown))

@@ -9,6 +9,7 @@ from nexus_ablate.cli.backend import WORKERS
 from nexus_ablate.cli.verb import FULL, Flags, Verb
 from nexus_ablate.console import UNLIMITED, duration, grid, print_table, several
 from nexus_ablate.errors import OK, printable
+from nexus_ablate.runs.naming import BASELINE
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,9 +44,8 @@ def run(words: list[str], flags: Flags) -> int:
 
     console, plans = open_console(), []
     for request in strata_of(read_request(words)):
-        study = expanded(request)
-        runs = Runs(study, request)
-        with open_console(stderr=True).status(f"counting the costs of {several(len(study.all_arms), 'arm')}"):
+        runs = Runs(*expanded(request), request)
+        with open_console(stderr=True).status(f"counting the costs of {several(len(runs.configs), 'arm')}"):
             where = places_for([*runs.tuning, *runs.claims], flags.get("workers", "auto"))
             plans.append(make_plan(runs, where))
         if len(plans) > 1:
@@ -69,14 +69,14 @@ def _show(plan: StudyPlan, console: Console, full: bool) -> None:
     def say(style: str, head: str, text: str) -> None:
         console.print(f"[{style}]{head}[/{style}]{escape(printable(text, 2000))}")
 
-    study = plan.study.study
+    study = plan.study
     say("bold", escape(printable(study.name)), f"  {study.question}")
     if study.baseline:
         say("dim", "baseline", f"  {label(study.baseline)}")
     console.print()
     print_table(console, _arms(plan, UNLIMITED if full else console.width), full)
-    for arm in plan.study.arms:
-        for note in arm.arm.also_changes:
+    for arm in study.arms:
+        for note in arm.also_changes:
             say("dim", "note", f"     {note}")
         if texts := lost(study.baseline, arm.overrides):
             note = f"{arm.name} drops {', '.join(texts)} of the baseline; write it in the arm to keep it"
@@ -85,8 +85,6 @@ def _show(plan: StudyPlan, console: Console, full: bool) -> None:
         say("dim", "equal", f"    {label(copy.overrides)} is {copy.arm}")
     for refused in study.refused:
         say("red", "refused", f"  {label(refused.overrides)}: {refused.reason}")
-    if lacking := plan.study.unshowable:
-        say("yellow", "claim", f"    cannot be shown in this setting, where these are no arms: {', '.join(lacking)}")
     if study.requires and not study.lr_grid:
         conditions = ", ".join(f"{name} {bound}" for name, bound in study.requires.items())
         rest = "of the baseline, which is trained first; if not, no other arm is trained"
@@ -102,8 +100,8 @@ def _runs(plan: StudyPlan) -> str:
     """How many runs there are, of what, and how long the missing ones take here."""
     from nexus_ablate.comparison.learning_rates import RATES
 
-    study, where = plan.study.study, plan.where
-    what = f"{several(len(plan.study.all_arms), 'arm')} x seeds {','.join(map(str, study.first_seeds))}"
+    study, where = plan.study, plan.where
+    what = f"{several(len(plan.arms), 'arm')} x seeds {','.join(map(str, study.first_seeds))}"
     if study.lr_grid:
         last = " by the last look" if study.looks else ""
         what += (
@@ -140,7 +138,7 @@ def _arms(plan: StudyPlan, width: int):
     rows = []
     for arm in plan.arms:
         more_params, more_flops = f"{arm.params_share:+.1%}", f"{arm.flops_share:+.1%}"
-        if arm.arm is plan.study.baseline:
+        if arm.arm.name == BASELINE:
             more_params = more_flops = ""
         params, flops = f"{arm.cost.params:,}", f"{arm.cost.flops_per_token / 1e6:,.2f}M"
         memory = f"{arm.cost.memory_bytes / 2**20:,.0f} MiB"

@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from nexus_ablate.comparison.arms import Arm
-from nexus_ablate.comparison.differences import differing
 from nexus_ablate.comparison.load import Trained
 from nexus_ablate.config.options import COMMON_KEYS, LATER
-from nexus_ablate.measure.regime import EARLY, InitialSignal, Regime, regime_from, too_short_to_vary_decay
-
-VARY_DECAY = {"weight_decay", "optim.decay"}
+from nexus_ablate.measure.regime import EARLY, InitialSignal, Regime, regime_from
 
 
-def regime_lines(arms: Sequence[Arm]) -> list[str]:
-    """The baseline's regime, then what it rules out; [] where its runs don't say.
-
-    Args:
-        arms: The baseline first.
-    """
-    base, *others = arms
-    regime = _regime(base)
+def regime_lines(baseline: Arm) -> list[str]:
+    """The baseline's regime, then what it rules out; [] where its runs don't say."""
+    regime = _regime(baseline)
     if regime is None:
         return []
     lines = [f"regime: {regime}"]
     for warning in regime.warnings():
         lines.append(f"WARN regime: {warning}")
-    varied = [arm for arm in others if arm.runs and VARY_DECAY & differing(arm.config, base.config).keys()]
-    why = too_short_to_vary_decay(regime, list(filter(None, map(_regime, varied))))
-    if varied and why:
-        lines.append(f"WARN weight decay is varied: {', '.join(arm.label for arm in varied)}: {why}")
     return lines
 
 

@@ -122,7 +122,7 @@ def compared(arms: list[Arm], terms: Terms, excluded: list[Excluded], conditions
             if row.effect is not None:
                 cells.append((row.arm, row.effect, on_text.lacking))
         conditions.append(text(base, cells))
-        regime = regime_lines(arms)
+        regime = regime_lines(arms[0])
     if terms.is_paired:
         together = _interactions(arms, rows)
     secondary = [_secondary(endpoint, arms, conditions, terms) for endpoint in terms.secondary]

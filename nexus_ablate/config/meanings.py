@@ -58,10 +58,10 @@ def option_named(word: str) -> str:
 
 
 def meant_seeds(typed: str) -> str:
-    """`0,1,2` for `[0,1,2]`, `0..2` or `0-2`; '' for anything else."""
+    """`0,1,2` for `[0,1,2]`, `0..2`, `0-2` or `0 to 2`; '' for anything else."""
     if re.fullmatch(r"\[\d+(,\s*\d+)*\]", typed):
         return typed.strip("[]").replace(" ", "")
-    ends = re.fullmatch(r"(\d{1,9})(?:\.\.|-|:)(\d{1,9})", typed)
+    ends = re.fullmatch(r"\s*(\d{1,9})\s*(?:\.\.|-|:|to)\s*(\d{1,9})\s*", typed)
     if ends is None or not 0 < int(ends[2]) - int(ends[1]) < MOST_RUNS:
         return ""
     return ",".join(str(seed) for seed in range(int(ends[1]), int(ends[2]) + 1))

@@ -6,7 +6,6 @@ gone, so the state of a run is then read from its directory, and the same comman
 
 from __future__ import annotations
 
-import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +24,7 @@ from nexus_ablate.errors import ConfigError, require_module, unknown
 from nexus_ablate.execution.job_progress import JobProgress
 from nexus_ablate.execution.local_pool import Worker
 from nexus_ablate.execution.slurm import refuse_secrets
-from nexus_ablate.execution.worker import JobResult, Task, at_signals
+from nexus_ablate.execution.worker import JobResult, Task
 from nexus_ablate.planning.jobs import Job
 from nexus_ablate.training.signals import StopRequest
 
@@ -85,20 +84,14 @@ class HydraLauncher:
             task = Task.of(job, {"launcher": self.name}, (runs_dir,))
             tasks[tuple(task.overrides)] = task
         returned: list[Any] = []
-        stopped: list[str] = []
-
-        def stop(name: str) -> None:
-            stopped.append(name)
-            raise KeyboardInterrupt  # ends a launcher as Ctrl-C does
-
         with (
-            at_signals((signal.SIGTERM, signal.SIGHUP), stop),
+            StopRequest(("SIGTERM", "SIGHUP"), interrupt) as stop,
             self._created(partial(train_current, tasks)) as launcher,
         ):
             try:
                 returned = list(launcher.launch([list(overrides) for overrides in tasks], initial_job_idx=0))
             except KeyboardInterrupt:
-                stopped = stopped or ["SIGINT"]
+                stop.signal_name = stop.signal_name or "SIGINT"
             except Exception as error:  # a launcher can raise anything if a job is gone
                 first = next((line for line in str(error).splitlines() if line.strip()), "")
                 why = f"{type(error).__name__}: {first}"
@@ -109,7 +102,7 @@ class HydraLauncher:
                 time.sleep(0.1)
         for job, result in zip_longest(jobs, returned):
             progress.ended(job, result_from(job, result))
-        return stopped[0] if stopped else ""
+        return stop.signal_name
 
     @contextmanager
     def _created(self, task: Callable[[Any], Any]) -> Iterator[Any]:
@@ -141,6 +134,11 @@ class HydraLauncher:
                 problem = str(error).strip().splitlines()[0]
                 raise ConfigError(problem, " ".join(words), f"--launcher {self.name}, without settings") from error
             yield launcher
+
+
+def interrupt(name: str) -> None:
+    """End a launcher as Ctrl-C does."""
+    raise KeyboardInterrupt(name)
 
 
 @contextmanager

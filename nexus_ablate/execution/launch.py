@@ -16,14 +16,16 @@ from nexus_ablate.data import prepare
 from nexus_ablate.execution.job_progress import JobProgress
 from nexus_ablate.execution.worker import JobResult
 from nexus_ablate.measure.regime import check_passes
-from nexus_ablate.planning.design import ComposedArm, label
+from nexus_ablate.planning.design import label
 from nexus_ablate.planning.jobs import Job, Runs, data_of
-from nexus_ablate.planning.looks import ended_later, judge, lacking, next_look, outcomes, title
+from nexus_ablate.planning.looks import ended_later, judge, lacking, next_look, outcomes
 from nexus_ablate.planning.stale_code import check_code, check_probes
 from nexus_ablate.planning.study_yaml import expanded, write_record
 from nexus_ablate.provenance import source_hash
 from nexus_ablate.runs import SETTLED
+from nexus_ablate.runs.naming import BASELINE
 from nexus_ablate.study.definition import Request, strata_of
+from nexus_ablate.study.schema import StudyArm
 from nexus_ablate.training.session import other_arithmetic
 
 
@@ -42,8 +44,8 @@ def launch_strata(
     strata, whole = strata_of(request), strata_of(request.whole or request)
     if len(whole) > 1:
         checked = [check(stratum, amend, retrain) for stratum in whole]
-        for runs, _ in checked:
-            write_record(runs.study, runs.request.directory, amend, retrain=retrain)  # `compare` knows what is to come
+        for runs, _ in checked:  # so that `compare` knows what is to come
+            write_record(runs.study, runs.configs, runs.request.directory, amend, retrain=retrain)
     statuses = []
     for stratum in strata:
         statuses.append(launch(stratum, backend, retry_failed, amend, retrain))
@@ -60,18 +62,18 @@ def check(request: Request, amend: bool, retrain: bool) -> tuple[Runs, str]:
     Raises:
         ConfigError: The study cannot be run.
     """
-    study = expanded(request)
-    runs = Runs(study, request)
+    study, configs = expanded(request)
+    runs = Runs(study, configs, request)
     first = [*runs.tuning, *runs.claims]
-    by_other_code = check_code(study.study.name, [*first, *runs.later()], retrain)
+    by_other_code = check_code(study.name, [*first, *runs.later()], retrain)
     if any(job.state()[0] == "missing" for job in first):
-        for option, context in data_of(arm.config for arm in study.all_arms):
+        for option, context in data_of(configs.values()):
             text = prepare(option, context=context)
-            for arm in study.all_arms:
-                if arm.config.data == option:
-                    check_passes(arm.config, len(text.train))
+            for config in configs.values():
+                if config.data == option:
+                    check_passes(config, len(text.train))
     if amend:
-        check_probes(study.study.name, first)
+        check_probes(study.name, first)
     return runs, by_other_code
 
 
@@ -96,12 +98,12 @@ def launch(
     """
     runs, by_other_code = check(request, amend, retrain)
     study = runs.study
-    write_record(study, request.directory, amend, source_hash(), retrain)
+    write_record(study, runs.configs, request.directory, amend, source_hash(), retrain)
     progress = JobProgress(request.directory)
-    progress.say(f"study {study.study.name}: {study.study.question}")
-    for left in study.study.equal:
+    progress.say(f"study {study.name}: {study.question}")
+    for left in study.equal:
         progress.say(f"  {label(left.overrides)} equals {left.arm} and is not trained twice")
-    for left in study.study.refused:
+    for left in study.refused:
         progress.say(f"  {label(left.overrides)} is refused: {left.reason}")
     if by_other_code:
         progress.say(by_other_code)
@@ -110,7 +112,7 @@ def launch(
         if stopped := run_missing(jobs, backend, progress, retry_failed):
             break
     shown = [job for arm in study.all_arms for job in runs.at_lowest_rate(arm)]
-    progress.end(stopped, shown, study.baseline.name)
+    progress.end(stopped, shown, BASELINE)
     return errors.PREEMPTED if stopped else progress.status
 
 
@@ -126,17 +128,18 @@ def rounds(runs: Runs, progress: JobProgress) -> Iterator[list[Job]]:
     if unmet := lacking(runs):
         progress.say(unmet)
         return
-    if study.study.lr_grid:
+    if study.lr_grid:
         yield runs.tuning
         for arm in study.all_arms:
             if not runs.rates(arm) and not progress.pending:
                 progress.say(f"{arm.name}: no best learning rate, because a tuning run is missing")
-    yield from at_own_rates(runs, study.all_arms, len(study.study.first_seeds))
-    if study.study.lr_grid and progress.pending:
+    yield from at_own_rates(runs, study.all_arms, len(study.first_seeds))
+    if study.lr_grid and progress.pending:
         progress.say(
             "after these runs, run the same command to train every arm at its best learning rate and beside it"
         )
-    if not study.study.looks:
+    looks = study.looks
+    if not looks:
         return
     yield ended_later(runs)
     judged = 0
@@ -147,21 +150,23 @@ def rounds(runs: Runs, progress: JobProgress) -> Iterator[list[Job]]:
             for line in outcomes(runs, stratum):
                 progress.say(line)
             return
-        progress.say(title(runs, jobs))
-        yield jobs
         names = {job.of for job in jobs}
         continued = [arm for arm in study.all_arms if arm.name in names]
-        yield from at_own_rates(runs, continued, study.study.looks[judged])
+        undecided = ", ".join(arm.name for arm in continued if arm.name != BASELINE)
+        more = several(looks[judged] - looks[judged - 1], "more seed")
+        progress.say(f"look {judged + 1} of {len(looks)}: {more} for the undecided {undecided}")
+        yield jobs
+        yield from at_own_rates(runs, continued, looks[judged])
     if progress.pending:
         progress.say("after these runs, run the same command to judge the arms and submit the next look")
     else:
         progress.say(f"look {judged + 1} is incomplete, so no arm gets more seeds")
 
 
-def at_own_rates(runs: Runs, arms: Sequence[ComposedArm], seeds: int) -> Iterator[list[Job]]:
+def at_own_rates(runs: Runs, arms: Sequence[StudyArm], seeds: int) -> Iterator[list[Job]]:
     """The runs of the first seeds: with a learning-rate grid in rounds, as results can call for further rates."""
-    for _ in range(1 + FURTHER_RATES if runs.study.study.lr_grid else 1):
-        yield runs.deciding(arms, runs.study.study.seeds[:seeds])
+    for _ in range(1 + FURTHER_RATES if runs.study.lr_grid else 1):
+        yield runs.deciding(arms, runs.study.seeds[:seeds])
 
 
 def run_missing(jobs: list[Job], backend: Backend, progress: JobProgress, retry_failed: bool) -> str:

@@ -18,10 +18,11 @@ from typing import Any
 from nexus_ablate import errors
 from nexus_ablate.errors import AGAIN, Preempted
 from nexus_ablate.execution.slurm_queue import answer_to
-from nexus_ablate.execution.worker import JobResult, Task, at_signals, result_of
+from nexus_ablate.execution.worker import JobResult, Task, result_of
 from nexus_ablate.masking import masked_streams
 from nexus_ablate.runs import atomic_write_json
 from nexus_ablate.runs.ownership import now
+from nexus_ablate.training.signals import StopRequest
 
 REQUEUES = 100
 """A run that was requeued this often makes no progress. submitit itself only counts time-outs."""
@@ -65,7 +66,7 @@ def restarts() -> int:
 def train_in_job(task: Task) -> JobResult:
     """Train in this process. If the cluster preempts the job, it is requeued and this function never returns."""
     try:
-        with at_signals((signal.SIGTERM, announcement()), stop_outside_of_training):  # submitit's handlers come back
+        with StopRequest(("SIGTERM", announcement().name), stop_outside_of_training):  # submitit's handlers come back
             return task.train()
     except Exception as error:
         result = result_of(error)

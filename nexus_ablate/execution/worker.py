@@ -8,12 +8,9 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import connection, parent_process
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from nexus_ablate import errors
@@ -100,21 +97,6 @@ def result_of(error: Exception) -> JobResult:
         return JobResult(error.status, error.problem)
     traceback.print_exception(error)  # it is also in the run's status.json
     return JobResult(errors.BUG, errors.described(error))
-
-
-@contextmanager
-def at_signals(numbers: Iterable[signal.Signals], stop: Callable[[str], object]) -> Iterator[None]:
-    """Inside, call a function with the name of each of these signals; the handlers before are restored at the end."""
-
-    def called(number: int, frame: FrameType | None) -> None:
-        stop(signal.Signals(number).name)
-
-    before = {number: signal.signal(number, called) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def work(pipe: connection.Connection, threads: int | None, leases: bool, log: Path | None) -> None:

@@ -122,18 +122,15 @@ class Regime:
         return math.isfinite(self.decay_steps) and self.steps >= SHORT * self.decay_steps
 
     @property
-    def idle_decay(self) -> str:
-        """Why weight decay can hardly matter, and from where on it does."""
-        enough = math.ceil(SHORT * self.decay_steps)
-        return f"weight decay is barely active {self._time_of_decay}; it matters from {enough:,} steps on"
-
-    @property
     def _time_of_decay(self) -> str:
         return f"(time scale {self.decay_steps:,.0f} steps, run {self.steps:,})"
 
     def warnings(self) -> list[str]:
         """What the budget rules out."""
-        lines = [] if self.decay_matters or math.isinf(self.decay_steps) else [self.idle_decay]
+        lines = []
+        if math.isfinite(self.decay_steps) and not self.decay_matters:
+            enough = math.ceil(SHORT * self.decay_steps)
+            lines.append(f"weight decay is barely active {self._time_of_decay}; it matters from {enough:,} steps on")
         if self.epochs is not None and self.epochs > EPOCHS:
             lines.append(
                 f"the run reads the text {_short(self.epochs)} times; above {EPOCHS} it measures memorization too"
@@ -246,9 +243,3 @@ def regime_from(
     schedule = Schedule(**{key: optim[key] for key in COMMON_KEYS["optim"]})
     decay_steps = 1 / pull if pull else math.inf
     return Regime(params, tokens, steps, text_tokens, decay_steps, schedule, "beta2" in optim, initial)
-
-
-def too_short_to_vary_decay(baseline: Regime, varied: Sequence[Regime]) -> str:
-    """Why no difference between arms that vary weight decay can be large; '' where the strongest decay can matter."""
-    strongest = min((*varied, baseline), key=lambda regime: regime.decay_steps)
-    return "" if strongest.decay_matters else f"at the strongest decay, {strongest.idle_decay}"

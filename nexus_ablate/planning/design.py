@@ -27,49 +27,12 @@ from nexus_ablate.study.schema import ArmMatch, EqualArm, RefusedArm, Study, Stu
 from nexus_ablate.training.start import check_groups
 
 PROBE_LEVELS = ("off", "standard", "full")
+Configs = dict[str, RunConfig]
+"""The configuration of each arm with seed 0, by name; that of the baseline among them."""
 
 
-@dataclass(frozen=True)
-class ComposedArm:
-    """An arm and its configuration with seed 0."""
-
-    arm: StudyArm
-    config: RunConfig
-
-    @property
-    def name(self) -> str:
-        return self.arm.name
-
-    @property
-    def overrides(self) -> list[str]:
-        return self.arm.overrides
-
-    @property
-    def requested(self) -> list[str]:
-        return self.arm.requested
-
-
-@dataclass(frozen=True)
-class ComposedStudy:
-    """A study whose arms are named, matched and composed; `baseline` is not among `arms`."""
-
-    study: Study
-    baseline: ComposedArm
-    arms: list[ComposedArm]
-
-    @property
-    def all_arms(self) -> list[ComposedArm]:
-        return [self.baseline, *self.arms]
-
-    @property
-    def unshowable(self) -> list[str]:
-        """What the claim expects something of although it is no arm in this setting."""
-        arms = {arm.name for arm in self.arms}
-        return list(dict.fromkeys(e.arm for e in self.study.expects if e.arm not in arms))
-
-
-def expand(study: Study, launched: Study | None = None, launch: Sequence[str] = ()) -> ComposedStudy:
-    """Name, match and compose every arm.
+def expand(study: Study, launched: Study | None = None, launch: Sequence[str] = ()) -> tuple[Study, Configs]:
+    """The study with its arms named and matched, and the configuration of each with seed 0.
 
     Args:
         study: From a command or a study.yaml.
@@ -83,7 +46,7 @@ def expand(study: Study, launched: Study | None = None, launch: Sequence[str] = 
     """
     study, base = _with_baseline(study, launch)
     _check_names(study)
-    expansion = _Expansion(study, base, launch, names={arm_key(base): BASELINE})
+    expansion = _Expansion(study, base, launch, names={arm_key(base): BASELINE}, configs={BASELINE: base})
     same = [] if launched is None or launched.baseline != study.baseline else launched.arms
     for arm in (*same, *study.arms):
         if arm.match and arm.match.kind == study.match:
@@ -94,28 +57,27 @@ def expand(study: Study, launched: Study | None = None, launch: Sequence[str] = 
         reasons += [f"{label(arm.overrides)} is equal to it" for arm in expansion.equal]
         fix = "arms that differ from the baseline: vary.norm=layer,rms"
         raise ConfigError(f"study {study.name} has no arm other than its baseline", "; ".join(reasons), fix)
-    baseline = ComposedArm(StudyArm(name=BASELINE, overrides=[]), base)
     if study.lr_grid:
-        _check_rates(study, [baseline, *expansion.arms])
+        _check_rates(study, expansion)
     study = replace(
         study,
-        arms=[composed.arm for composed in expansion.arms],
+        arms=expansion.arms,
         equal=expansion.equal,
         refused=expansion.refused,
         expects=[replace(expected, arm=expansion.name_of(expected.arm)) for expected in study.expects],
     )
-    return ComposedStudy(study, baseline, expansion.arms)
+    return study, expansion.configs
 
 
-def _check_rates(study: Study, arms: Sequence[ComposedArm]) -> None:
+def _check_rates(study: Study, expansion: _Expansion) -> None:
     """Check that no two arms differ in the learning rate alone, which a grid tunes for each.
 
     Raises:
         ConfigError: Two do.
     """
-    names: dict[str, str] = {}
-    for arm in arms:
-        first = names.setdefault(config_hash(arm.config.nested(), study), arm.name)
+    names = {config_hash(expansion.base.nested(), study): BASELINE}
+    for arm in expansion.arms:
+        first = names.setdefault(config_hash(expansion.configs[arm.name].nested(), study), arm.name)
         if first != arm.name:
             problem = f"{first} and {arm.name} differ in the learning rate alone, which lr_grid tunes for each"
             raise ConfigError(problem, " ".join(arm.requested), "leave the arm out, or lr_grid")
@@ -175,6 +137,7 @@ class _Expansion:
 
     Attributes:
         names: The name of each configuration, by `arm_key`; that of the baseline comes with it.
+        configs: The configuration of each arm, by name; likewise.
         matched: How arms were matched before, by their requested overrides.
     """
 
@@ -182,7 +145,8 @@ class _Expansion:
     base: RunConfig
     launch: Sequence[str]
     names: dict[str, str]
-    arms: list[ComposedArm] = field(default_factory=list)
+    configs: Configs
+    arms: list[StudyArm] = field(default_factory=list)
     equal: list[EqualArm] = field(default_factory=list)
     refused: list[RefusedArm] = field(default_factory=list)
     matched: dict[str, ArmMatch] = field(default_factory=dict)
@@ -231,7 +195,8 @@ class _Expansion:
         also_changes = [note for note in notes if " also changes " in note]
         arm = StudyArm(name=name, overrides=overrides, also_changes=also_changes, match=match, named=bool(given))
         self.names[key] = name
-        self.arms.append(ComposedArm(arm, config))
+        self.configs[name] = config
+        self.arms.append(arm)
         return True
 
     def name_of(self, words: str) -> str:
@@ -247,9 +212,9 @@ class _Expansion:
                 return overrides if arm.arm == BASELINE else arm.arm
         if overrides in [label(arm.overrides) for arm in self.refused]:
             return overrides
-        for composed in self.arms:
-            if words == composed.name or overrides == label(composed.requested):
-                return composed.name
+        for arm in self.arms:
+            if words == arm.name or overrides == label(arm.requested):
+                return arm.name
         raise unknown("the study has no such arm", words, [label(arm.requested) for arm in self.arms])
 
 

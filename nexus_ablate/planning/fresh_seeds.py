@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count, islice
@@ -13,22 +14,14 @@ from msgspec import structs
 
 from nexus_ablate.config.grammar import show
 from nexus_ablate.errors import ConfigError, unknown
-from nexus_ablate.planning.design import ComposedArm, label
+from nexus_ablate.planning.design import label
 from nexus_ablate.planning.jobs import Runs
 from nexus_ablate.planning.study_yaml import expanded, write_record
 from nexus_ablate.runs import SETTLED
 from nexus_ablate.runs.lookup import seed_of
-from nexus_ablate.runs.record import find_runs, with_strata
-from nexus_ablate.study.arm_overrides import YAML, key_of
+from nexus_ablate.runs.record import find_runs
 from nexus_ablate.study.decoding import read_study
-from nexus_ablate.study.definition import (
-    Request,
-    each_stratum,
-    read_file,
-    runs_dir_of,
-    shipped_studies,
-    unknown_study,
-)
+from nexus_ablate.study.definition import Request, each_stratum, read_request, strata_of
 from nexus_ablate.study.schema import Study, StudyArm
 
 if TYPE_CHECKING:
@@ -45,24 +38,15 @@ def find_launched(text: str, launch: list[str]) -> Request:
     Raises:
         ConfigError: There is no such study, or it has no runs.
     """
-    directory, is_known = runs_dir_of(launch) / text, text in shipped_studies()
-    if (Path(text) / "study.yaml").is_file():
-        if runs_dirs := [override for override in launch if key_of(override) == "runs_dir"]:
-            problem = "runs_dir cannot be combined with the directory of a study"
-            raise ConfigError(problem, runs_dirs[0], f"leave {runs_dirs[0]} out")
-        directory = Path(text) if Path(text).name not in ("", "..") else Path(text).resolve()
-        launch = [*launch, f"runs_dir={directory.parent}"]
-    elif text.endswith(YAML):
-        directory, is_known = runs_dir_of(launch) / str(read_file(Path(text).expanduser())["name"]), True
-    study = read_study(directory)
-    if study is None and not is_known:
-        raise unknown_study(text, runs_dir_of(launch))
-    if study is None and (strata := with_strata(directory)) != [directory]:
-        raise each_stratum(directory.name, [folder.name for folder in strata])
-    if study is None or not find_runs([directory]):
-        name = text if is_known else directory.name
-        raise ConfigError("this study has no runs yet", str(directory), f"nexus-ablate study {name}")
-    return Request(study, launch)
+    request = read_request([text, *launch])
+    strata = strata_of(request)
+    if len(strata) > 1:
+        raise each_stratum(request.study.name, [stratum.study.name for stratum in strata])
+    study = read_study(request.directory)
+    if study is None or not find_runs([request.directory]):
+        fix = shlex.join(["nexus-ablate", "study", text, *launch])
+        raise ConfigError("this study has no runs yet", str(request.directory), fix)
+    return Request(study, request.launch)
 
 
 def with_more_seeds(request: Request, number: int) -> Request:
@@ -80,7 +64,7 @@ def with_more_seeds(request: Request, number: int) -> Request:
     last = study.added[-1].seeds if study.added else []
     if len(last) == number and _unsettled(request, last, but=("failed",)):
         return request
-    write_record(expanded(request), request.directory)  # refuses a study that has changed
+    write_record(*expanded(request), request.directory)  # refuses a study that has changed
     used = _used(request.directory)
     unused = (seed for seed in count(max(study.seeds) + 1) if seed not in used)
     seeds = [*study.seeds, *islice(unused, number)]
@@ -102,7 +86,7 @@ def confirmation(request: Request, names: Sequence[str], number: int | None) -> 
     if study.confirms:
         fix = f"nexus-ablate study {study.confirms} --confirm, for other fresh seeds"
         raise ConfigError(f"study {study.name} is a confirmation itself", f"confirms: {study.confirms}", fix)
-    runs = Runs(expanded(request), request)
+    runs = Runs(*expanded(request), request)
     arms = {arm.name: arm for arm in runs.study.arms}
     for name in names:
         if name not in arms:
@@ -132,7 +116,7 @@ def confirmation(request: Request, names: Sequence[str], number: int | None) -> 
         question=f"On fresh seeds: {study.question}",
         baseline=study.baseline,
         design="list",
-        arms=[StudyArm(overrides=arm.requested, match=arm.arm.match) for arm in chosen],
+        arms=[StudyArm(overrides=arm.requested, match=arm.match) for arm in chosen],
         seeds=list(range(first, end)),
         lr_grid=study.lr_grid,
         tuning_seeds=list(range(end, end + len(study.tuning_seeds))),
@@ -143,7 +127,7 @@ def confirmation(request: Request, names: Sequence[str], number: int | None) -> 
     return Request(confirming, request.launch)
 
 
-def _claimed(study: Study, arms: dict[str, ComposedArm], stratum: Stratum) -> list[str]:
+def _claimed(study: Study, arms: dict[str, StudyArm], stratum: Stratum) -> list[str]:
     """The arms with a claim, in the order of the study."""
     from nexus_ablate.comparison.verdict import DIFFERENT, EQUIVALENT
 
@@ -158,7 +142,7 @@ def _claimed(study: Study, arms: dict[str, ComposedArm], stratum: Stratum) -> li
 
 def _unsettled(request: Request, seeds: Sequence[int], but: Sequence[str] = ()) -> bool:
     """Whether a run with these seeds has no result, ignoring runs in the states `but`."""
-    runs = Runs(expanded(request), request)
+    runs = Runs(*expanded(request), request)
     needed = {*seeds, *request.study.tuning_seeds}
     jobs = [job for job in [*runs.tuning, *runs.claims] if job.seed in needed]
     return any(job.state()[0] not in (*SETTLED, *but) for job in jobs)

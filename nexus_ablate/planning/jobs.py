@@ -26,7 +26,7 @@ from nexus_ablate.config.resolve import changed
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.data import fingerprint_of
 from nexus_ablate.errors import UserError
-from nexus_ablate.planning.design import ComposedArm, ComposedStudy
+from nexus_ablate.planning.design import Configs
 from nexus_ablate.runs import (
     SETTLED,
     arm_name,
@@ -37,8 +37,10 @@ from nexus_ablate.runs import (
     read_summary,
     run_path,
 )
+from nexus_ablate.runs.naming import BASELINE
 from nexus_ablate.study.arm_overrides import merged
 from nexus_ablate.study.definition import Request
+from nexus_ablate.study.schema import Study, StudyArm
 from nexus_ablate.training.session import identity_of
 
 STATUS = {"finished": errors.OK, "diverged": errors.DIVERGED, "failed": errors.BUG, "running": errors.ALIVE}
@@ -121,12 +123,12 @@ class Runs:
     """The jobs of a study.
 
     Args:
-        study: From `expand`.
+        study, configs: From `expand`.
         request: Says how its runs are carried out.
     """
 
-    def __init__(self, study: ComposedStudy, request: Request) -> None:
-        self.study, self.request = study, request
+    def __init__(self, study: Study, configs: Configs, request: Request) -> None:
+        self.study, self.configs, self.request = study, configs, request
         self._fingerprints: dict[str, str] = {}
         self._jobs: dict[tuple[str, int, float | None], Job] = {}
         self._losses: dict[Path, float] = {}
@@ -134,7 +136,7 @@ class Runs:
     @property
     def claims(self) -> list[Job]:
         """The runs of the first look, or all: every arm with every seed; with a grid, at the rates known so far."""
-        return self.deciding(self.study.all_arms, self.study.study.first_seeds)
+        return self.deciding(self.study.all_arms, self.study.first_seeds)
 
     @cached_property
     def premise(self) -> list[Job]:
@@ -142,15 +144,15 @@ class Runs:
 
         A learning-rate grid has none, because the rate at which the baseline is judged is not known yet.
         """
-        study = self.study.study
+        study = self.study
         if not study.requires or study.lr_grid:
             return []
-        return [job for job in self.claims if job.of == self.study.baseline.name]
+        return [job for job in self.claims if job.of == BASELINE]
 
     @cached_property
     def tuning(self) -> list[Job]:
         """Every arm at every rate of the grid with every tuning seed."""
-        study = self.study.study
+        study = self.study
         return [
             self._job(arm, seed, lr)
             for seed in study.tuning_seeds
@@ -160,25 +162,25 @@ class Runs:
 
     def later(self) -> list[Job]:
         """The runs that looks after the first can need: every arm with every later seed."""
-        study = self.study.study
+        study = self.study
         return self.deciding(self.study.all_arms, study.seeds[len(study.first_seeds) :])
 
-    def deciding(self, arms: Sequence[ComposedArm], seeds: Sequence[int]) -> list[Job]:
+    def deciding(self, arms: Sequence[StudyArm], seeds: Sequence[int]) -> list[Job]:
         """The runs that a verdict is based on, ordered by seed so that partial results can be compared."""
         rates = [(arm, rate) for arm in arms for rate in self.rates(arm)]
         return [self._job(arm, seed, rate) for seed in seeds for arm, rate in rates]
 
-    def seeds_with_result(self, arm: ComposedArm) -> set[int]:
+    def seeds_with_result(self, arm: StudyArm) -> set[int]:
         """The seeds with which an arm has a result."""
-        return {job.seed for job in self.deciding([arm], self.study.study.seeds) if job.has_result}
+        return {job.seed for job in self.deciding([arm], self.study.seeds) if job.has_result}
 
-    def rates(self, arm: ComposedArm) -> list[float | None]:
+    def rates(self, arm: StudyArm) -> list[float | None]:
         """The rates that an arm is judged at: None for that of the study; [] until all tuning runs have ended.
 
         With a grid: the best one of the tuning runs and those around it, as far as the runs so far say. An arm of which
         a run failed to train at each rate of the grid fails with the study's rate.
         """
-        study = self.study.study
+        study = self.study
         losses: dict[float, list[float]] = {}
         for lr in study.lr_grid:
             for seed in study.tuning_seeds:
@@ -193,9 +195,9 @@ class Runs:
             steps |= self._steps(arm, best, study.seeds[:count])
         return [rate_at(best, step) for step in sorted(steps)]
 
-    def at_lowest_rate(self, arm: ComposedArm) -> list[Job]:
+    def at_lowest_rate(self, arm: StudyArm) -> list[Job]:
         """The runs of an arm with each seed; with a grid, at the rate of the lowest mean loss so far."""
-        study = self.study.study
+        study = self.study
         means = {}
         for rate in self.rates(arm):
             mean = self._mean_loss(arm, study.first_seeds, rate)
@@ -205,14 +207,14 @@ class Runs:
         lowest = min(means, key=means.__getitem__)
         return [self._job(arm, seed, lowest) for seed in study.seeds]
 
-    def _steps(self, arm: ComposedArm, best: float, seeds: Sequence[int]) -> set[int]:
+    def _steps(self, arm: StudyArm, best: float, seeds: Sequence[int]) -> set[int]:
         return {*steps_around(lambda step: self._mean_loss(arm, seeds, rate_at(best, step)))}
 
-    def _mean_loss(self, arm: ComposedArm, seeds: Sequence[int], rate: float | None) -> float | None:
+    def _mean_loss(self, arm: StudyArm, seeds: Sequence[int], rate: float | None) -> float | None:
         """Of an arm's runs at a rate; infinite where one failed to train, None until all have ended."""
         return mean_loss([self._loss(arm, seed, rate) for seed in seeds])
 
-    def _loss(self, arm: ComposedArm, seed: int, rate: float | None) -> float | None:
+    def _loss(self, arm: StudyArm, seed: int, rate: float | None) -> float | None:
         """The validation loss of a run that has ended, infinite if it failed to train; None until then."""
         job = self._job(arm, seed, rate)
         if job.path not in self._losses and job.has_result:
@@ -223,15 +225,15 @@ class Runs:
             self._losses[job.path] = loss
         return self._losses.get(job.path)
 
-    def _job(self, arm: ComposedArm, seed: int, lr: float | None) -> Job:
+    def _job(self, arm: StudyArm, seed: int, lr: float | None) -> Job:
         """A run of an arm, at its own learning rate or at `lr`; composed once."""
-        place, study = (arm.name, seed, lr), self.study.study
+        place, study = (arm.name, seed, lr), self.study
         if place in self._jobs:
             return self._jobs[place]
-        config, name, extra = arm.config, arm.name, []
+        config, name, extra = self.configs[arm.name], arm.name, []
         if lr is not None and lr != config.schedule.lr:
             config = changed(config, optim=Option(config.optim.name, config.optim.keys | {"lr": lr}))
-            name = arm_name(differences(config, self.study.baseline.config))
+            name = arm_name(differences(config, self.configs[BASELINE]))
             extra = [f"optim.lr={show(lr)}"]
         config = changed(config, seed=seed)
         text = repr((config.data, config.model.context))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def judge(runs: Runs) -> Stratum | None:
     """The comparison of the runs so far; None until the baseline has every run of the first look."""
-    baseline = runs.deciding([runs.study.baseline], runs.study.study.first_seeds)
+    baseline = runs.deciding(runs.study.all_arms[:1], runs.study.first_seeds)
     if not baseline or not all(job.has_result for job in baseline):
         return None
     from nexus_ablate.comparison.within_stratum import compare_stratum
@@ -39,12 +39,13 @@ def next_look(runs: Runs, stratum: Stratum) -> list[Job]:
 
     Empty if no look is complete, no arm is undecided, or no look is left.
     """
-    study = runs.study.study
-    undecided = [arm for arm in runs.study.arms if arm.name in stratum.undecided]
+    study = runs.study
+    baseline, *arms = study.all_arms
+    undecided = [arm for arm in arms if arm.name in stratum.undecided]
     if not undecided or not 0 < stratum.look < len(study.looks):
         return []
     before, after = study.looks[stratum.look - 1 : stratum.look + 1]
-    return runs.deciding([runs.study.baseline, *undecided], study.seeds[before:after])
+    return runs.deciding([baseline, *undecided], study.seeds[before:after])
 
 
 def ended_later(runs: Runs) -> list[Job]:
@@ -52,27 +53,14 @@ def ended_later(runs: Runs) -> list[Job]:
     return [job for job in runs.later() if job.has_ended]
 
 
-def title(runs: Runs, jobs: list[Job]) -> str:
-    """One line for the jobs of `next_look`: the look, its seeds and its arms."""
-    study = runs.study.study
-    seeds = sorted({job.seed for job in jobs})
-    arms = dict.fromkeys(job.of for job in jobs if job.of != runs.study.baseline.name)
-    number = study.looks.index(1 + max(map(study.seeds.index, seeds))) + 1
-    span = f"seed {seeds[0]}"
-    if len(seeds) > 1:
-        is_range = seeds[-1] - seeds[0] == len(seeds) - 1
-        span = f"seeds {seeds[0]}-{seeds[-1]}" if is_range else f"seeds {', '.join(map(str, seeds))}"
-    return f"look {number} of {len(study.looks)}: {span} for the undecided {', '.join(arms)}"
-
-
 def outcomes(runs: Runs, stratum: Stratum) -> list[str]:
     """One line per arm: the number of seeds used and the verdict."""
-    study = runs.study.study
+    study = runs.study
     verdicts = {}
     for row in stratum.rows:
         verdicts.setdefault(row.name, row.verdict)  # the baseline's name may come again, for an arm that equals it
     lines = []
-    for arm in runs.study.all_arms:
+    for arm in study.all_arms:
         used, verdict = len(runs.seeds_with_result(arm)), verdicts.get(arm.name)
         line = f"{arm.name}: {used} of at most {len(study.seeds)} seeds"
         lines.append(f"{line}, {verdict}" if verdict else line)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from msgspec import structs
 
 from nexus_ablate.comparison.differences import science_key
 from nexus_ablate.comparison.ladder import Ladder, read_ladder
+from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.errors import ConfigError
-from nexus_ablate.planning.design import ComposedStudy, label
+from nexus_ablate.planning.design import label
 from nexus_ablate.study.arm_overrides import BUDGETS
 from nexus_ablate.study.schema import Study
 
@@ -19,32 +19,30 @@ LADDERS = "tokens*"
 """Names of the studies that vary only the baseline's budget."""
 
 
-def with_margin(composed: ComposedStudy, runs_dir: Path, launched: Study | None) -> ComposedStudy:
+def with_margin(study: Study, baseline: RunConfig, runs_dir: Path, launched: Study | None) -> Study:
     """The study with its margin in nats. One that was launched before keeps the number of its first launch.
 
     Args:
-        composed: From `expand`.
+        study, baseline: From `expand`: the study, and the configuration of its baseline.
         runs_dir: Has the runs that say what tokens are worth: a study `tokens...` of the same baseline.
         launched: Its study.yaml, if it was launched before.
 
     Raises:
         ConfigError: There are no such runs, or their budgets do not reach so far.
     """
-    study = composed.study
     primary, *others = study.endpoints
     if not primary.tokens or primary.delta_min != "auto":
-        return composed
+        return study
     if launched and launched.primary.tokens == primary.tokens:
         nats = launched.primary.delta_min
     else:
-        nats = _worth(composed, primary.tokens, runs_dir)
+        nats = _worth(study, baseline, primary.tokens, runs_dir)
     endpoints = [structs.replace(primary, delta_min=nats), *others]
-    return replace(composed, study=structs.replace(study, endpoints=endpoints))
+    return structs.replace(study, endpoints=endpoints)
 
 
-def _worth(composed: ComposedStudy, share: float, runs_dir: Path) -> float:
+def _worth(study: Study, config: RunConfig, share: float, runs_dir: Path) -> float:
     """How much lower the baseline's loss is after this share of tokens more."""
-    config, study = composed.baseline.config, composed.study
     fitting = _ladder(runs_dir, science_key(config.nested(), without=BUDGETS))
     if fitting is None:
         fix = f"nexus-ablate study tokens name=tokens_{study.name} {label(study.baseline)}"

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
 from statistics import fmean
-from typing import Any
 
 from nexus_ablate.comparison.fairness import FAIL, PASS, WARN, Check, by_arm, mismatch, untuned
 from nexus_ablate.comparison.learning_rates import FURTHER_RATES, RATES
@@ -18,23 +17,17 @@ from nexus_ablate.comparison.terms import Terms
 from nexus_ablate.comparison.verdict import CLAIM_SEEDS, interval_name
 from nexus_ablate.console import several
 from nexus_ablate.errors import ConfigError
-from nexus_ablate.measure.regime import (
-    UNLEARNED,
-    InitialSignal,
-    Regime,
-    check_passes,
-    has_learned,
-    regime_of,
-    too_short_to_vary_decay,
-)
+from nexus_ablate.measure.regime import Regime, check_passes, regime_of
 from nexus_ablate.planning.cores_and_gpus import Places
 from nexus_ablate.planning.cost import Cost, cost_of, measured_speed, seconds_of, text_tokens, vocabulary
-from nexus_ablate.planning.design import ComposedArm, ComposedStudy
+from nexus_ablate.planning.design import Configs
 from nexus_ablate.planning.jobs import Job, Runs
 from nexus_ablate.planning.looks import ended_later
 from nexus_ablate.planning.stale_code import check_code
 from nexus_ablate.planning.study_yaml import resolved_otherwise
 from nexus_ablate.runs import read_run
+from nexus_ablate.runs.naming import BASELINE
+from nexus_ablate.study.schema import Study, StudyArm
 
 GRID_POINTS = 5
 SAME = (
@@ -76,7 +69,7 @@ class ArmPlan:
         recorded: The speed was measured in finished runs of this arm, not estimated.
     """
 
-    arm: ComposedArm
+    arm: StudyArm
     cost: Cost
     params_share: float
     flops_share: float
@@ -96,7 +89,7 @@ class StudyPlan:
         later_runs, later_seconds: What later looks add if no arm is decided before the last one.
     """
 
-    study: ComposedStudy
+    study: Study
     arms: list[ArmPlan]
     states: dict[str, int]
     runs: int
@@ -113,34 +106,32 @@ def make_plan(runs: Runs, where: Places) -> StudyPlan:
     """Count runs and costs, and measure a speed if none is recorded. Writes nothing."""
     from nexus_ablate.measure.initial import initial_of
 
-    study, definition = runs.study, runs.study.study
+    study, configs, base = runs.study, runs.configs, runs.configs[BASELINE]
     jobs, ended = [*runs.tuning, *runs.claims], ended_later(runs)
-    costs = {arm.name: cost_of(arm.config) for arm in study.all_arms}
-    arms = _arm_plans(study, costs, jobs, where.threads)
+    costs = {arm: cost_of(config) for arm, config in configs.items()}
+    arms = _arm_plans(study, configs, costs, jobs, where.threads)
     per_run = {plan.arm.name: plan.seconds for plan in arms}
     states = Counter(job.state()[0] for job in [*jobs, *ended])
     left = [per_run[job.of] for job in jobs if not job.has_ended]
     untuned_arms = [arm.name for arm in study.all_arms if not runs.rates(arm)]
-    after_tuning = untuned_arms * RATES * len(definition.first_seeds)
+    after_tuning = untuned_arms * RATES * len(study.first_seeds)
     if after_tuning:
         states["after tuning"] = len(after_tuning)
         left += [per_run[name] for name in after_tuning]
     rates = {arm.name: len(runs.rates(arm)) or RATES for arm in study.all_arms}
-    later_seeds = len(definition.seeds) - len(definition.first_seeds)
+    later_seeds = len(study.seeds) - len(study.first_seeds)
     later = Counter({name: count * later_seeds for name, count in rates.items()})
     left_later = later - Counter(job.of for job in ended)
-    sides = 2 if definition.looks else 1  # at a later look the lowest mean can lie on the other side
+    sides = 2 if study.looks else 1  # at a later look the lowest mean can lie on the other side
     most = RATES + sides * FURTHER_RATES
-    further = sum(most - count for count in rates.values() if count >= RATES) * len(definition.seeds)
-    text = text_tokens(study.baseline.config)
-    regime = _regime(study.baseline, costs, text, initial_of(study.baseline.config, vocabulary(study.baseline.config)))
-    checks = fairness(study, costs)
+    further = sum(most - count for count in rates.values() if count >= RATES) * len(study.seeds)
+    cost, text = costs[BASELINE], text_tokens(base)
+    regime = regime_of(base, cost.params_non_embedding, cost.steps, text, initial_of(base, vocabulary(base)))
+    checks = fairness(study, configs, costs)
     checks += [Check("regime", WARN, why) for why in regime.warnings()]
-    checks += _decay_is_idle(study, regime, costs, text)
-    checks += _learned([job for job in runs.claims if job.of == study.baseline.name])
-    checks += _refusal("text", lambda: check_passes(study.baseline.config, text or sys.maxsize))
-    checks += _refusal("code", lambda: check_code(definition.name, jobs, retrain=False))
-    if resolved := resolved_otherwise(study, runs.request.directory):
+    checks += _refusal("text", lambda: check_passes(base, text or sys.maxsize))
+    checks += _refusal("code", lambda: check_code(study.name, jobs, retrain=False))
+    if resolved := resolved_otherwise(study, configs, runs.request.directory):
         checks.append(Check("configuration", FAIL, f"{'; '.join(resolved)}; --retrain trains these arms again"))
     return StudyPlan(
         study=study,
@@ -157,22 +148,23 @@ def make_plan(runs: Runs, where: Places) -> StudyPlan:
     )
 
 
-def _arm_plans(study: ComposedStudy, costs: dict[str, Cost], jobs: list[Job], threads: int) -> list[ArmPlan]:
+def _arm_plans(study: Study, configs: Configs, costs: dict[str, Cost], jobs: list[Job], threads: int) -> list[ArmPlan]:
     """Each arm's costs. Its speed is that of its finished runs, else the baseline's by their FLOPs."""
     speeds = {}
     for arm in study.all_arms:
-        summaries = _summaries([job for job in jobs if job.of == arm.name])
+        finished = [job for job in jobs if job.of == arm.name and job.state()[0] == "finished"]
+        summaries = [read_run(job.path).summary or {} for job in finished]
         recorded = [summary["tokens_per_second"] for summary in summaries if summary.get("tokens_per_second")]
         speeds[arm.name] = fmean(recorded) if recorded else None
-    base, base_speed = costs[study.baseline.name], speeds[study.baseline.name]
+    base, base_speed = costs[BASELINE], speeds[BASELINE]
     if base_speed is None and None in speeds.values():
-        base_speed = measured_speed(study.baseline.config, threads)
+        base_speed = measured_speed(configs[BASELINE], threads)
     plans = []
     for arm in study.all_arms:
         cost, recorded = costs[arm.name], speeds[arm.name]
         flops_share = cost.flops_per_token / base.flops_per_token - 1
         speed = recorded or (base_speed and base_speed / (1 + flops_share))
-        seconds = seconds_of(arm.config, cost, speed) if speed else None
+        seconds = seconds_of(configs[arm.name], cost, speed) if speed else None
         plans.append(ArmPlan(arm, cost, cost.params / base.params - 1, flops_share, seconds, recorded is not None))
     return plans
 
@@ -181,31 +173,6 @@ def _total(seconds: list[float | None], where: Places) -> float | None:
     """Seconds of these runs on the workers; None if one is unknown."""
     known = [value for value in seconds if value is not None]
     return math.fsum(known) / max(1, min(where.workers, len(known))) if len(known) == len(seconds) else None
-
-
-def _regime(arm: ComposedArm, costs: dict[str, Cost], text: int | None, initial: InitialSignal | None = None) -> Regime:
-    cost = costs[arm.name]
-    return regime_of(arm.config, cost.params_non_embedding, cost.steps, text, initial)
-
-
-def _decay_is_idle(study: ComposedStudy, base: Regime, costs: dict[str, Cost], text: int | None) -> list[Check]:
-    """A WARN if arms vary weight decay although it cannot matter in this budget."""
-    decay = attrgetter("weight_decay", "schedule.decay")
-    varied = [arm for arm in study.arms if decay(arm.config) != decay(study.baseline.config)]
-    why = too_short_to_vary_decay(base, [_regime(arm, costs, text) for arm in varied])
-    if not varied or not why:
-        return []
-    return [Check("weight decay is varied", WARN, f"{', '.join(arm.name for arm in varied)}: {why}")]
-
-
-def _learned(jobs: list[Job]) -> list[Check]:
-    """A FAIL if the baseline's finished runs have learned nothing, which no arm can be compared with."""
-    summaries = _summaries(jobs)
-    losses = [summary["val_bpb"] for summary in summaries if summary.get("val_bpb") is not None]
-    unigram = next((summary["unigram_bpb"] for summary in summaries if summary.get("unigram_bpb")), None)
-    if not losses or unigram is None or has_learned(losses, unigram):
-        return []
-    return [Check("baseline", FAIL, f"it {UNLEARNED}")]
 
 
 def _refusal(name: str, check: Callable[[], object]) -> list[Check]:
@@ -217,24 +184,19 @@ def _refusal(name: str, check: Callable[[], object]) -> list[Check]:
     return []
 
 
-def _summaries(jobs: list[Job]) -> list[dict[str, Any]]:
-    """Of the finished runs among the jobs."""
-    return [read_run(job.path).summary or {} for job in jobs if job.state()[0] == "finished"]
-
-
-def fairness(composed: ComposedStudy, costs: dict[str, Cost]) -> list[Check]:
+def fairness(study: Study, configs: Configs, costs: dict[str, Cost]) -> list[Check]:
     """The conditions of a comparison's fairness header that are known before anything runs."""
-    study, base = composed.study, composed.baseline
+    base = configs[BASELINE]
     checks = []
     for name, facts, reason, good in SAME:
-        unlike = [arm.name for arm in composed.arms if facts(arm.config) != facts(base.config)]
+        unlike = [arm.name for arm in study.arms if facts(configs[arm.name]) != facts(base)]
         checks.append(by_arm(name, dict.fromkeys(unlike, reason), good))
     for figure, name in (("tokens", "tokens"), ("params", "params"), ("flops", "flops_per_token")):
-        base_amount = getattr(costs[base.name], name)
-        shares = {arm.name: getattr(costs[arm.name], name) / base_amount - 1 for arm in composed.arms}
+        base_amount = getattr(costs[BASELINE], name)
+        shares = {arm.name: getattr(costs[arm.name], name) / base_amount - 1 for arm in study.arms}
         checks.append(mismatch(figure, shares, study.match))
     if not study.lr_grid:
-        checks.append(untuned({arm.config.schedule.lr for arm in composed.all_arms}))
+        checks.append(untuned({config.schedule.lr for config in configs.values()}))
     else:
         text = (
             f"{len(study.lr_grid)} rates x {several(len(study.tuning_seeds), 'seed')} for every arm, on other seeds; "
@@ -246,15 +208,14 @@ def fairness(composed: ComposedStudy, costs: dict[str, Cost]) -> list[Check]:
     text = f"{several(len(study.seeds), 'seed')}, every arm with each"
     if study.looks:
         text = f"{study.looks[0]} for every arm, then up to {study.looks[-1]} for those that are undecided"
-    checks.append(_seeds(composed, text))
+    checks.append(_seeds(study, text))
     return checks
 
 
-def _seeds(composed: ComposedStudy, text: str) -> Check:
+def _seeds(study: Study, text: str) -> Check:
     """What the seeds can show: the intervals' width, the effect that is found, and whether failures can be told."""
-    study = composed.study
     terms = Terms(study, share=study.share, strata=max(len(study.all_strata), 1))
-    arms, count, weight = len(composed.arms), len(study.first_seeds), (study.look_weights or [1.0])[0]
+    arms, count, weight = len(study.arms), len(study.first_seeds), (study.look_weights or [1.0])[0]
     if len(study.seeds) < CLAIM_SEEDS:
         return Check("seeds", WARN, f"{text}; a verdict needs {CLAIM_SEEDS} seeds")
     level = terms.level(arms, weight)

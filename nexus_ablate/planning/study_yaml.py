@@ -13,9 +13,10 @@ from nexus_ablate.comparison.differences import config_hash, differing
 from nexus_ablate.config.grammar import show
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.masking import mask
-from nexus_ablate.planning.design import ComposedStudy, expand, label
+from nexus_ablate.planning.design import Configs, expand, label
 from nexus_ablate.planning.margin import with_margin
 from nexus_ablate.runs import atomic_write_text, make_directory
+from nexus_ablate.runs.naming import BASELINE
 from nexus_ablate.runs.record import read_config
 from nexus_ablate.study.arm_overrides import key_of
 from nexus_ablate.study.decoding import checksum, decode, read_study
@@ -29,14 +30,15 @@ FIXED = (
 _PRECISION = "train.precision"
 
 
-def expanded(request: Request) -> ComposedStudy:
-    """The study with its arms and added seeds; what an earlier launch matched or measured stays."""
+def expanded(request: Request) -> tuple[Study, Configs]:
+    """`expand`, with added seeds and the margin; what an earlier launch matched or measured stays."""
     study, launched = request.study, read_study(request.directory)
     if launched is not None:
         added = {seed for entry in launched.added for seed in entry.seeds}
         if study.seeds == [seed for seed in launched.seeds if seed not in added]:
             study = structs.replace(study, seeds=launched.seeds)
-    return with_margin(expand(study, launched, request.launch), request.runs_dir, launched)
+    study, configs = expand(study, launched, request.launch)
+    return with_margin(study, configs[BASELINE], request.runs_dir, launched), configs
 
 
 def departures(request: Request) -> list[str]:
@@ -49,7 +51,8 @@ def departures(request: Request) -> list[str]:
         # `auto` meant that of the machine that trained the study, which need not be this one
         precision = "bf16" if f"{_PRECISION}=bf16" in launched.baseline else "fp32"
         launch = [*launch, f"{_PRECISION}={precision}"]
-    return differences_between(launched, masked(expanded(replace(request, launch=launch)).study))
+    study, _ = expanded(replace(request, launch=launch))
+    return differences_between(launched, masked(study))
 
 
 def masked(study: Study) -> Study:
@@ -58,12 +61,12 @@ def masked(study: Study) -> Study:
 
 
 def write_record(
-    composed: ComposedStudy, directory: Path, amend: bool = False, source: str = "", retrain: bool = False
+    study: Study, configs: Configs, directory: Path, amend: bool = False, source: str = "", retrain: bool = False
 ) -> None:
     """Write study.yaml at the first launch; later, check that the study is still the same, and note the code.
 
     Args:
-        composed: From `expanded`.
+        study, configs: From `expanded`.
         directory: `<runs_dir>/<study>`.
         amend: Accept what changed and append it to `amendments`.
         source: Hash of the code that trains it from now on; '' if nothing is trained.
@@ -72,28 +75,28 @@ def write_record(
     Raises:
         ConfigError: The study has changed since its first launch.
     """
-    study, launched = masked(composed.study), read_study(directory)
-    configs = {arm.name: [config_hash(arm.config.nested(), study)] for arm in composed.all_arms}
+    study, launched = masked(study), read_study(directory)
+    hashes = {arm: [config_hash(config.nested(), study)] for arm, config in configs.items()}
     if launched is not None:
         source = source or launched.source
         changes = differences_between(launched, study)
         if changes and not amend:
             fix = f"name={study.of or study.name}_2, or --amend, which the report shows"
             raise ConfigError(f"study {study.name} has changed since its first launch", "; ".join(changes), fix)
-        if not retrain and (resolved := resolved_otherwise(composed, directory)):
+        if not retrain and (resolved := resolved_otherwise(study, configs, directory)):
             problem = f"the arms of study {study.name} resolve otherwise than at its first launch"
             fix = "undo that, or add --retrain to train them again; the old runs are kept but not compared"
             raise ConfigError(problem, "; ".join(resolved), fix)
         for arm, former in launched.configs.items():
-            now = configs.get(arm, [])
-            configs[arm] = [*(old for old in former if old not in now), *now]
+            now = hashes.get(arm, [])
+            hashes[arm] = [*(old for old in former if old not in now), *now]
         if changes:
             study = _amended(study, launched, changes)
-        elif source == launched.source and launched.configs in (configs, {}):
+        elif source == launched.source and launched.configs in (hashes, {}):
             return
         else:
             study = launched
-    study = structs.replace(study, source=source, configs=configs)
+    study = structs.replace(study, source=source, configs=hashes)
     make_directory(directory, directory.parent)
     values = encode(study)
     values["checksum"] = checksum(values)
@@ -101,15 +104,15 @@ def write_record(
     atomic_write_text(directory / "study.yaml", text)
 
 
-def resolved_otherwise(composed: ComposedStudy, directory: Path) -> list[str]:
+def resolved_otherwise(study: Study, configs: Configs, directory: Path) -> list[str]:
     """The arms whose configuration is not that of the first launch although their overrides are, each in a text."""
     launched = read_study(directory)
-    if launched is None or launched.baseline != mask(composed.study.baseline):
+    if launched is None or launched.baseline != mask(study.baseline):
         return []
-    overrides = {arm.name: arm.overrides for arm in (composed.baseline.arm, *launched.arms)}
+    overrides = {arm.name: arm.overrides for arm in launched.all_arms}
     changed = []
-    for arm in composed.all_arms:
-        former, config = launched.configs.get(arm.name), arm.config.nested()
+    for arm in study.all_arms:
+        former, config = launched.configs.get(arm.name), configs[arm.name].nested()
         if not former or former[-1] == config_hash(config, launched) or overrides.get(arm.name) != mask(arm.overrides):
             continue
         runs = (read_config(path) or {} for path in sorted(directory.glob("*/s*-*")))

@@ -111,37 +111,6 @@ class OnsetRecord(Struct):
     tokens: Count = 0
 
 
-class ExtrapolationFigures(Struct):
-    """Losses by length, of windows that overlap or not."""
-
-    non_overlapping: dict[str, Measured] = {}
-    sliding: dict[str, Measured] = {}
-    not_defined: dict[str, str] | str = ""
-
-
-class StreamingFigures(Struct):
-    """Losses of a stream with and without its first tokens."""
-
-    kept_tokens: int = 0
-    loss_kept: Measured = None
-    loss_dropped: Measured = None
-    difference: Measured = None
-
-
-class SchemeFigures(Struct):
-    """A quantization scheme."""
-
-    gap: Measured
-
-
-class QuantizationFigures(Struct):
-    """Losses of the quantized model."""
-
-    loss: Measured = None
-    schemes: dict[str, SchemeFigures] = {}
-    worst_block: int = 0
-
-
 class SummaryRecord(Struct):
     """summary.json without its measures, whose names have a `/`."""
 
@@ -168,10 +137,6 @@ class SummaryRecord(Struct):
     arm_hash: str | None = None
     unigram_bpb: Positive | None = None
     onsets: dict[str, OnsetRecord] = {}
-    extrapolation: ExtrapolationFigures | None = None
-    streaming: StreamingFigures | None = None
-    quantization: QuantizationFigures | None = None
-    intervention: dict[str, dict[str, Measured] | float | bool | str] = {}
 
 
 class RowRecord(Struct):

@@ -266,14 +266,7 @@ def with_strata(path: Path) -> list[Path]:
     if os.path.lexists(path) or not path.parent.is_dir():
         return [path]
     strata = [folder for folder in path.parent.glob("*@*") if folder.name.rpartition("@")[0] == path.name]
-    return sorted(strata, key=_numbers_by_size) or [path]
-
-
-def _numbers_by_size(path: Path) -> list[str]:
-    """`n_layers-4` before `n_layers-24`."""
-    parts = re.split(r"(\d+)", path.name)
-    parts[1::2] = [digits.zfill(12) for digits in parts[1::2]]
-    return parts
+    return sorted(strata) or [path]
 
 
 def find_runs(dirs: Iterable[Path]) -> list[Path]:

@@ -13,7 +13,7 @@ import msgspec
 import yaml
 
 from nexus_ablate.config.grammar import show
-from nexus_ablate.config.meanings import synonyms
+from nexus_ablate.config.meanings import meant_seeds, synonyms
 from nexus_ablate.config.overrides import respelled
 from nexus_ablate.errors import ConfigError, did_you_mean
 from nexus_ablate.plain_data import UNREADABLE, load_yaml
@@ -33,10 +33,8 @@ from nexus_ablate.study.schema import (
 LOOK_WEIGHTS = [0.3, 0.3, 0.4]
 """Of four looks; another number of looks is weighted by their seeds."""
 _TOKENS = re.compile(r"(\d+(?:\.\d+)?) ?% tokens")
-_DROPPED = ("rungs", "rung", "tokens_per_parameter", "tier")
-"""Keys of earlier versions: strata of sizes, which are written out beside them, and whether a GPU is needed."""
-_FORMER = ("endpoint", "delta_min", "delta_min_tokens")
-"""Keys for a single endpoint; the command line and older versions have them."""
+_SINGLE = ("endpoint", "delta_min")
+"""Keys for a single endpoint, as on a command line."""
 
 
 def decode(values: Mapping[str, Any], typed: Collection[str] = ()) -> Study:
@@ -105,7 +103,9 @@ def read_study(directory: Path) -> Study | None:
             raise ValueError("not a mapping" if text.strip() else "the file is empty")
         if values.pop("checksum", None) not in (None, checksum(values)):
             raise ValueError("it was changed after a launch wrote it; a launch with --amend can change a study")
-        return decode(_of_a_launch(values) | {"name": directory.name})
+        if missing := [name for name in ("arms", "seeds") if name not in values]:  # those of a default study are others
+            raise ValueError(f"{missing[0]} is missing")
+        return decode(values | {"name": directory.name})
     except ConfigError as error:
         raise damaged(path, f"{error.problem}: {error.got}") from None
     except UNREADABLE as error:
@@ -117,33 +117,18 @@ def checksum(values: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
 
-def _of_a_launch(values: dict[str, Any]) -> dict[str, Any]:
-    """A study.yaml of any version in the form of this one."""
-    for name in ("arms", "seeds"):  # an empty baseline is left out
-        if name not in values:
-            raise ValueError(f"{name} is missing")
-    if values.get("endpoints"):
-        values = {name: value for name, value in values.items() if name not in ("endpoint", "delta_min")}
-    if not values.get("factors"):
-        values = values | {"design": "list"}  # earlier versions kept of the factors only the arms that they made
-    return {name: value for name, value in values.items() if name not in _DROPPED}
-
-
 # ------------------------------------------------------------------------------------------------------- short forms
 
 
 def _written_out(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values in the form of `Study`, wherever a short or an earlier form stands."""
-    full = {name: value for name, value in values.items() if value is not None and name not in _FORMER}
+    """The values in the form of `Study`, wherever a short form stands."""
+    full = {name: value for name, value in values.items() if value is not None and name not in _SINGLE}
     for name in ("seeds", "tuning_seeds", "lr_grid"):
         if isinstance(full.get(name), float):
             full[name] = [full[name]]
     if isinstance(seeds := full.get("seeds"), dict):
         full |= _looks(seeds)
-    baseline = full.get("baseline", [])
-    if isinstance(baseline, dict) and "overrides" in baseline:
-        baseline = baseline["overrides"]  # {arm: baseline, overrides: [...]} of earlier versions
-    full["baseline"] = overrides_of(baseline, "the baseline")
+    full["baseline"] = overrides_of(full.get("baseline", []), "the baseline")
     if isinstance(factors := full.get("factors"), dict):
         full["factors"] = {name: _levels(name, levels) for name, levels in factors.items()}
     if isinstance(arms := full.get("arms"), list):
@@ -185,17 +170,15 @@ def _levels(name: str, levels: Any) -> Any:
 
 
 def _arm(entry: Any) -> dict[str, Any]:
-    """An arm of a file (overrides, or `{name: swiglu, overrides: ffn=swiglu}`) or of an earlier study.yaml."""
+    """An arm, from overrides or `{name: swiglu, overrides: ffn=swiglu}`."""
     if not isinstance(entry, dict):
         return {"overrides": overrides_of(entry)}
-    former = {"set": "overrides", "arm": "name"}
-    arm: dict[Any, Any] = {former.get(name, name): value for name, value in entry.items()}
-    if "overrides" not in arm:
+    if "overrides" not in entry:
         raise ConfigError(
             "a named arm has a name and overrides", in_yaml(entry), "{name: swiglu, overrides: ffn=swiglu}"
         )
-    arm["overrides"] = overrides_of(arm["overrides"])
-    return {name: value for name, value in arm.items() if value is not None}
+    arm = {name: value for name, value in entry.items() if value is not None}
+    return arm | {"overrides": overrides_of(entry["overrides"])}
 
 
 def _endpoints(values: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -218,8 +201,6 @@ def _endpoints(values: Mapping[str, Any]) -> list[dict[str, Any]]:
         elif delta_min is not None:
             keys["delta_min"] = delta_min
         written.append(keys)
-    if worth := values.get("delta_min_tokens"):  # of earlier versions
-        written[0]["tokens"] = worth
     return written
 
 
@@ -294,7 +275,7 @@ def in_yaml(value: Any) -> str:
 
 
 def _check_keys(values: Mapping[str, Any]) -> None:
-    known = (*Study.__struct_fields__, *_FORMER)
+    known = (*Study.__struct_fields__, *_SINGLE)
     wrong = {str(name): value for name, value in values.items() if name not in known}
     if not wrong:
         return
@@ -375,8 +356,4 @@ def _seeds_meant(value: Any) -> list[int]:
     """The seeds that `5` or `0-4` probably means; [] for anything else."""
     if type(value) is int:
         return list(range(min(max(value, 1), 20)))
-    first_and_last = re.fullmatch(r"\s*(\d{1,9})\s*(?:-|\.\.|to|:)\s*(\d{1,9})\s*", str(value))
-    if first_and_last is None:
-        return []
-    first, last = int(first_and_last[1]), int(first_and_last[2])
-    return list(range(first, min(last, first + 19) + 1))
+    return [int(seed) for seed in meant_seeds(str(value)).split(",") if seed][:20]

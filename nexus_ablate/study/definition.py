@@ -86,7 +86,7 @@ def read_request(words: list[str]) -> Request:
 
     Args:
         words: NAME, then the overrides. NAME is the path of a YAML file, a shipped study or STUDY@STRATUM of one, a
-            study launched before, or a new name together with `vary.KEY=`.
+            study launched before, by its name or its directory, or a new name together with `vary.KEY=`.
 
     Raises:
         ConfigError: The study does not exist, or its definition is invalid.
@@ -99,6 +99,8 @@ def read_request(words: list[str]) -> Request:
             named = [value]
         command = shlex.join(["nexus-ablate", "study", *named])
         raise ConfigError("the name of the study comes first", source, command)
+    if (Path(source) / "study.yaml").is_file():
+        source, rest = _by_name(source, rest)
     typed = _read_words(rest)
     runs_dir = runs_dir_of(typed.launch)
     study_name, _, stratum = source.partition("@")
@@ -113,6 +115,23 @@ def read_request(words: list[str]) -> Request:
     check_overrides(study.baseline, sweeps=False, beside=_TYPED)
     _check_against_strata(study, typed.overrides, words)
     return Request(study, typed.launch)
+
+
+def _by_name(source: str, words: list[str]) -> tuple[str, list[str]]:
+    """The name of the study of a directory, and the words with the folder that it is in.
+
+    Raises:
+        ConfigError: The words name another folder.
+    """
+    directory = Path(source)
+    if runs_dirs := [text for text in words if key_of(text) == "runs_dir"]:
+        if source == directory.name:  # one in `runs_dir` is meant
+            return source, words
+        problem = "runs_dir cannot be combined with the directory of a study"
+        raise ConfigError(problem, runs_dirs[0], f"leave {runs_dirs[0]} out")
+    if directory.name in ("", ".."):
+        directory = directory.resolve()
+    return directory.name, [*words, f"runs_dir={directory.parent}"]
 
 
 def _read_words(words: list[str]) -> _Words:
@@ -254,8 +273,7 @@ def _study(source: str, typed: _Words, runs_dir: Path) -> Study:
     values = _with_typed(values, typed.values)
     keys = typed.values.keys() - {"strata"}  # typed as strata.KEY=A,B
     study = decode(values, keys) if launched else decode_file(values, keys)
-    if not launched or "seeds" in typed.values:  # a study that an earlier version launched goes on as it is
-        _check_looks(study)
+    _check_looks(study)
     return study
 
 

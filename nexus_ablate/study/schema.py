@@ -37,6 +37,7 @@ from nexus_ablate.config.grammar import show
 from nexus_ablate.errors import ConfigError, unknown
 from nexus_ablate.measure.measures import find
 from nexus_ablate.runs.formats import Positive
+from nexus_ablate.runs.naming import BASELINE
 from nexus_ablate.study.endpoint import Endpoint
 
 FIRST_SEEDS = tuple(range(8))
@@ -238,6 +239,11 @@ class Study(Part, frozen=True, kw_only=True, omit_defaults=False):
     def primary(self) -> Endpoint:
         """The endpoint that decides."""
         return self.endpoints[0]
+
+    @property
+    def all_arms(self) -> list[StudyArm]:
+        """The baseline, which has no overrides of its own, and the other arms."""
+        return [StudyArm(name=BASELINE, overrides=[]), *self.arms]
 
     @property
     def first_seeds(self) -> list[int]:

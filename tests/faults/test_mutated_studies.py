@@ -92,8 +92,8 @@ def template(tmp_path, monkeypatch) -> Path:
     match = {"kind": "params", "target": 10.0, "got": 10.0, "residual": 0.0, "solved": ["d_ff_ratio=3"]}
     writer.plan(
         ("norm=layer",),
-        **{"baseline": {"arm": "baseline", "overrides": overrides}, "seeds": [0, 1], "design": "list"},
-        arms=[{"arm": "norm=layer", "overrides": ["norm=layer"], "also_changes": [], "match": match}],
+        **{"baseline": overrides, "seeds": [0, 1], "design": "list"},
+        arms=[{"name": "norm=layer", "overrides": ["norm=layer"], "match": match}],
         equal=[{"overrides": ["norm=rms"], "arm": "baseline"}],
         refused=[{"overrides": ["norm=t5", "norm_bias=on"], "reason": "norm=t5 has no bias"}],
         amendments=[{"when": "2020-01-01", "changes": ["seeds: [0] -> [0,1]"]}],
@@ -104,7 +104,7 @@ def template(tmp_path, monkeypatch) -> Path:
     text = record.read_text()
     record.write_text(f"{text}checksum: {checksum(load_yaml(text))}\n")
     request = read_request([STUDY, f"runs_dir={writer.root}"])
-    for job in Runs(expanded(request), request).claims:  # under the names that these runs have in today's code
+    for job in Runs(*expanded(request), request).claims:  # under the names that these runs have in today's code
         (path,) = job.path.parent.glob(f"s{job.seed}-*")
         path.rename(job.path)
         sealed(job.path)
