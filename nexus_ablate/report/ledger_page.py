@@ -216,11 +216,12 @@ def outcome_of(entry: LedgerEntry) -> str:
 
 
 def _difference(entry: LedgerEntry, expected: Finding) -> str:
-    """`ends 0.0322 nats per token lower`; of another measure than a loss, or none, what its sentence begins with."""
+    """`ends 0.0322 nats per token lower`, and what qualifies it; of another measure or none, how its sentence begins."""
     delta = entry.row(expected).delta
     if delta is None or expected.endpoint != "val_loss":
         return expected.sentence.partition(" (")[0]
-    return f"ends {Endpoint(expected.endpoint).clause(delta)}"
+    _, but, reason = expected.sentence.partition(", but ")
+    return f"ends {Endpoint(expected.endpoint).clause(delta)}{but}{reason}"
 
 
 def _held(entry: LedgerEntry) -> str:
