@@ -462,7 +462,7 @@ def test_compare_before_anything_was_trained_names_the_study(capsys, tmp_path, m
     assert "try: nexus-ablate study first_look" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("typed", ["optim=sophia", "position=alibi+rope"])
+@pytest.mark.parametrize("typed", ["optim=sophia", "gate=squeeze"])
 def test_a_word_that_resembles_nothing_is_answered_with_all_names(typed, capsys):
     assert answer(capsys, typed)[2].startswith("one of ")
 
