@@ -67,16 +67,11 @@ def run(words: list[str], flags: Flags) -> int:
 
 
 def _list(published: dict[str, LedgerEntry]) -> int:
-    from rich.markup import escape
-    from rich.table import Table
-
-    from nexus_ablate.console import open_console
+    from nexus_ablate.console import folded, open_console
     from nexus_ablate.planning.ledger import claims, older_code
     from nexus_ablate.report.ledger_page import outcome_of
 
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for head in ("study", "fidelity", "outcome", "claim"):
-        table.add_column(head, overflow="fold", no_wrap=head in ("study", "fidelity"))
+    rows = []
     for name, definition in claims().items():
         claim = definition.claim
         outcome = f"not trained yet\n{definition.cost.removesuffix(' on two CPU cores')}"
@@ -84,8 +79,8 @@ def _list(published: dict[str, LedgerEntry]) -> int:
             claim, outcome = entry.claim, outcome_of(entry)
             if commit := older_code(entry):
                 outcome += f"\nolder code: commit {commit}"
-        table.add_row(name, " ".join(definition.fidelity), escape(outcome), escape(claim))
-    open_console().print(table)
+        rows.append((name, " ".join(definition.fidelity), outcome, claim))
+    open_console().print(folded(rows, ("study", "fidelity", "outcome", "claim")))
     return OK
 
 
