@@ -126,7 +126,7 @@ def _run(arguments: list[str]) -> int:
     _refuse_urls(arguments)
     module = verb_module(arguments.pop(0) if arguments[0] in verb_names() else "train")
     if {"-h", "--help"} & set(arguments):
-        print(module.VERB.help())
+        module.VERB.show_help()
         return errors.OK
     if module.VERB.takes_overrides:
         refuse_epochs(arguments)

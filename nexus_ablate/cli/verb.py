@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import shlex
 import sys
-import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +54,6 @@ class Flag:
 
 Flags = dict[str, Any]
 """The values of the flags that were typed, by `Flag.key`; True for a flag without a value."""
-COLUMNS, WIDEST_TERM = 80, 46
 KINDS = ("runs", "studies", "results", "this machine and W&B")
 OVERRIDES = "KEY=VALUE"
 FORCE = Flag("--force", "", "replace the files that flags name, also those that nexus-ablate has not written")
@@ -85,16 +83,26 @@ class Verb:
     needed: str = ""
     kind: str = KINDS[-1]
 
-    def help(self) -> str:
-        """The text of `nexus-ablate NAME --help`, wrapped at 80 columns."""
+    def show_help(self) -> None:
+        """Print the answer to `nexus-ablate NAME --help`, 80 columns wide."""
+        from rich.padding import Padding
+        from rich.text import Text
+
+        from nexus_ablate.console import folded, open_console
+
+        console = open_console()
+        console.width = 80
         usage = f"nexus-ablate {self.name} {self.takes}".rstrip() + (" [flags]" if self.flags else "")
-        examples = _columns([(f"nexus-ablate {line}", meaning) for line, meaning in self.examples])
-        flags = _columns([(flag.usage, flag.meaning) for flag in self.flags])
-        notes = []
-        for line in self.notes.splitlines():
-            notes += textwrap.wrap(line, COLUMNS) or [""]
-        paragraphs = (textwrap.wrap(usage, COLUMNS), [self.summary], examples, flags, notes)
-        return "\n\n".join("\n".join(lines) for lines in paragraphs if lines)
+        console.print(Text(usage), "", Text(self.summary), "", sep="\n")
+        for line, meaning in self.examples:
+            console.print(Text(f"  nexus-ablate {line}"))
+            if meaning:
+                console.print(Padding.indent(Text(meaning), 6))
+        if self.flags:
+            flags = folded([(flag.usage, flag.meaning) for flag in self.flags])
+            console.print("", Padding.indent(flags, 2), sep="\n")
+        if self.notes:
+            console.print("", Text(self.notes), sep="\n")
 
     @property
     def takes_overrides(self) -> bool:
@@ -237,18 +245,6 @@ def verb_module(name: str) -> ModuleType:
 def all_verbs() -> list[Verb]:
     """Every verb, in the order of the help."""
     return sorted((verb_module(name).VERB for name in verb_names()), key=lambda verb: KINDS.index(verb.kind))
-
-
-def _columns(rows: list[tuple[str, str]]) -> list[str]:
-    """Two columns; a meaning that doesn't fit next to its term goes below it."""
-    width = max((len(term) for term, meaning in rows if meaning and len(term) <= WIDEST_TERM), default=0)
-    lines = []
-    for term, meaning in rows:
-        beside = f"  {term:<{width}}  {meaning}".rstrip()
-        fits = not meaning or (len(term) <= width and len(beside) <= COLUMNS)
-        below = [f"      {line}" for line in textwrap.wrap(meaning, COLUMNS - 6)]
-        lines += [beside] if fits else [f"  {term}", *below]
-    return lines
 
 
 # --------------------------------------------------------------------------------------------------- values of flags
