@@ -169,13 +169,12 @@ class Verb:
         return flag, text
 
     def _example(self) -> str:
-        """A command line that works here. Where a directory is needed: the newest, or a study to begin with."""
+        """A command line that works here; for want of a directory what lists them, or a study to begin with."""
         if not self.takes.startswith("DIR"):
             return self.examples[0][0]
         from nexus_ablate.runs.lookup import DEFAULT
 
-        newest = max(DEFAULT.glob("*/"), key=lambda path: path.stat().st_mtime, default=None)
-        return shlex.join([self.name, str(newest)]) if newest else "study first_look"
+        return "status" if DEFAULT.is_dir() else "study first_look"
 
     def _refuse_spelling(self, words: list[str]) -> None:
         """Refuse an override in another spelling.
