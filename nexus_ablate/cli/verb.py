@@ -215,8 +215,9 @@ class Verb:
         if word in OPTION_GROUPS:
             fix = f"nexus-ablate list {word}"
         elif meant:
-            overrides = shlex.join(other for other in after if "=" in other)
-            fix = f"nexus-ablate {meant.format(words=shlex.join(after), overrides=overrides)}".strip()
+            overrides = [other for other in after if "=" in other]
+            parts = {"words": after, "first": after[:1], "rest": after[1:], "overrides": overrides}
+            fix = meant.format(**{name: shlex.join(part) for name, part in parts.items()}).strip()
         elif override := option_named(word):
             fix = self._command(override)
         elif nearest:
