@@ -66,7 +66,7 @@ def _show_run(record: RunRecord, picture: Path) -> None:
     from nexus_ablate.report.terminal import show
     from nexus_ablate.training.display import result_facts
 
-    curves = run_lines(record)  # first: of a damaged run nothing is shown
+    curves, figure = run_lines(record), run_figure(record)  # first: of a damaged run nothing is shown
     facts = {"run": f"{record.study} / {record.arm} / seed {record.seed}", "state": record.state}
     if record.status.get("reason"):
         facts["reason"] = record.status["reason"]
@@ -79,7 +79,7 @@ def _show_run(record: RunRecord, picture: Path) -> None:
     heads = ("curve", "first, by step, last")
     console.print(grid(heads, curves, console.width, heads))
     console.print()
-    save_figure(run_figure(record), picture)
+    save_figure(figure, picture)
     place = printable(nearer(picture), 4096)
     console.print(Text.assemble(("picture ", "dim"), place), soft_wrap=True)
 
