@@ -10,10 +10,9 @@ from typing import Any
 
 from nexus_ablate import __version__
 from nexus_ablate.comparison.curves import AXES
-from nexus_ablate.comparison.fairness import PASS, UNKNOWN, WARN, Check
+from nexus_ablate.comparison.fairness import WARN
 from nexus_ablate.comparison.results import Comparison, Stratum
 from nexus_ablate.comparison.verdict import MEANINGS
-from nexus_ablate.console import several
 from nexus_ablate.errors import printable
 from nexus_ablate.report import arm_tables, charts, sentences
 
@@ -70,9 +69,7 @@ def _filled(comparison: Comparison, origin: dict[str, str], reload_seconds: int)
         "tones": defaultdict(str, arm_tables.TONES),
         "meanings": MEANINGS,
         "basis": _basis,
-        "checks": _checks,
         "curves_of": _curves,
-        "so_far": _so_far,
     }
     template = environment.get_template("page.html.j2")
     return template.render(comparison=comparison, origin=origin, reload_seconds=reload_seconds)
@@ -94,20 +91,6 @@ def _basis(comparison: Comparison, stratum: Stratum) -> tuple[list[str], list[st
     return [line for line in lines if line not in warnings], warnings
 
 
-def _checks(stratum: Stratum) -> tuple[list[Check], dict[str, list[Check]]]:
-    """The checks to be shown; those that passed or are not proved by the source, by what sums them up."""
-    shown = [check for check in stratum.checks if check.status not in (PASS, UNKNOWN)]
-    passed = [check for check in stratum.checks if check.status == PASS]
-    unknown = [check for check in stratum.checks if check.status == UNKNOWN]
-    closed = {}
-    if passed:
-        closed[f"{several(len(passed), 'check')} passed"] = passed
-    if unknown:
-        names = ", ".join(check.name for check in unknown)
-        closed[f"{len(unknown)} not proved by the source: {names}"] = unknown
-    return shown, closed
-
-
 def _curves(stratum: Stratum) -> list[dict[str, str]]:
     """The losses and their differences against each budget; the losses late, and from the start."""
     curves = []
@@ -118,14 +101,6 @@ def _curves(stratum: Stratum) -> list[dict[str, str]]:
             gap = charts.paired_differences(stratum, axis)
             curves.append({"axis": axis, "word": word, "late": late, "whole": whole, "gap": gap})
     return curves
-
-
-def _so_far(comparison: Comparison) -> str:
-    """How much of a running study the verdicts rest on."""
-    rows = [row for stratum in comparison.strata for row in stratum.rows]
-    used = several(sum(row.trained for row in rows), "run")
-    waiting = sum(row.waiting for row in rows)
-    return f"Live: {used} so far, {waiting} without a result yet. The verdicts are preliminary until all have ended."
 
 
 def _together(values: Iterable[Any]) -> str:
