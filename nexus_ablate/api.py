@@ -97,16 +97,12 @@ class Comparison(results.Comparison):
         return out.getvalue().rstrip()
 
     def _repr_html_(self) -> str:
-        """The answer, the table and the intervals of each stratum, in a frame of its own."""
+        """The page of `nexus-ablate compare --html` in a frame, which opens with the answer."""
         from html import escape
 
-        from nexus_ablate.report.page import summary
+        from nexus_ablate.report import page
 
-        frames = []
-        for stratum in self.strata:
-            style = f"width:100%;height:{330 + 75 * len(stratum.rows)}px;border:0"
-            frames.append(f'<iframe srcdoc="{escape(summary(stratum))}" style="{style}"></iframe>')
-        return "".join(frames)
+        return f'<iframe srcdoc="{escape(page.html(self))}" style="width:100%;height:600px;border:0"></iframe>'
 
 
 class RunRecord(run_record.RunRecord):

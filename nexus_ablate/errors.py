@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections import Counter
 from collections.abc import Iterable
+from difflib import get_close_matches
 
 from nexus_ablate.masking import mask
 
@@ -122,34 +122,10 @@ def described(error: BaseException) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The nearest of `known` within one edit (two from five letters on, three from nine on), or ''.
-
-    A word of four letters may differ in two if three of its letters are the same: `keep` is `kept`, `lion` not `muon`.
-    """
-    best, best_distance = "", 2 + (len(word) > 3) + (len(word) > 8)
-    for candidate in known:
-        if abs(len(word) - len(candidate)) >= best_distance:  # a word of 50,000 letters would take seconds
-            continue
-        distance = edit_distance(word.lower(), candidate.lower())
-        if len(word) == 4 and distance == 2 and (Counter(word.lower()) & Counter(candidate.lower())).total() < 3:
-            continue
-        if distance < best_distance and distance < max(len(word), 2):
-            best, best_distance = candidate, distance
-    return best
-
-
-def edit_distance(a: str, b: str) -> int:
-    """Insertions, deletions, replacements and swaps of neighbours between two words (optimal string alignment)."""
-    before, last = [], list(range(len(b) + 1))
-    for i, x in enumerate(a, 1):
-        row = [i]
-        for j, y in enumerate(b, 1):
-            cost = min(last[j] + 1, row[j - 1] + 1, last[j - 1] + (x != y))
-            if i > 1 and j > 1 and x == b[j - 2] and a[i - 2] == y:
-                cost = min(cost, before[j - 2] + 1)
-            row.append(cost)
-        before, last = last, row
-    return last[-1]
+    """The nearest of `known`, in any case, or '' where none is near."""
+    names = {name.lower(): name for name in known}
+    near = get_close_matches(word.lower(), names, 1, 0.66)  # 0.66 lets two letters of three be swapped
+    return names[near[0]] if near else ""
 
 
 def unknown(

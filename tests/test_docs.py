@@ -97,7 +97,7 @@ def desk(request, tmp_path, monkeypatch):
         return progress.statuses.update({job.path: 0 for job in jobs}) or ""
 
     monkeypatch.setattr(session, "train", train)
-    flat = coordinates.Coordinates([1, 2, 3], {"logits": np.ones((3, 2))})
+    flat = coordinates.Coordinates([1, 2, 3], {"logits": np.ones(3)})
     monkeypatch.setattr(coordinates, "check_coordinates", lambda *_: flat)
     monkeypatch.setattr(LocalPool, "run", run)
     monkeypatch.setattr(Slurm, "check", lambda _: None)

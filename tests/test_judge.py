@@ -134,7 +134,7 @@ def test_a_report_names_what_is_unknown_in_every_form(tmp_path, capsys):
     path = table(tmp_path / "a.csv", baseline=BASE, new=(7, LOWER))
     assert main(["judge", path, "--html", str(tmp_path / "a.html"), "--md", str(tmp_path / "a.md")]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "UNKNOWN the source does not prove: evaluation, batches, init" in shown
+    assert "not proved by the source: evaluation, batches, init" in shown
     assert "unpaired, since the arms share no seeds: each is judged by Welch's t-test" in shown
     for name in ("a.html", "a.md"):
         text = (tmp_path / name).read_text()

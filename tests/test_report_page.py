@@ -266,14 +266,13 @@ def test_a_page_opens_with_its_question_once_and_the_answer_as_a_sentence(pages)
     assert "at 5 of 5 seeds; both are best at a learning rate of 0.003" in pages["tuned"]
 
 
-def test_conditions_that_pass_and_measures_are_closed_and_differences_are_marked(pages):
+def test_conditions_that_pass_and_measures_are_closed(pages):
     page = pages["six arms"]
     assert re.search(r"<details><summary>\d+ checks passed</summary>", page)
     assert re.search(r"<details><summary>\d+ not proved by the source: evaluation, ", pages["judged"])
     measures = page.partition("measures by arm")[2].partition("</details>")[0]
     lines = {title: rest for title, rest in re.findall(r'title="[^"]*">([^<]+)</td>(.*?)</tr>', measures, re.S)}
-    assert lines["act/resid/kurtosis_token"].count("class=differs") == 5  # all but the arm that is 0.3 off
-    assert lines["outcome"].count("class=differs") == 0
+    assert {"act/resid/kurtosis_token", "outcome"} <= lines.keys()
     assert "<details" not in page.partition("<table")[2].partition("</table>")[0]
 
 
@@ -316,7 +315,7 @@ def test_a_watched_page_reloads_itself_while_runs_are_to_come_and_not_after(tmp_
     monkeypatch.setattr("nexus_ablate.cli.compare.time.sleep", finish)
     assert main(["compare", "runs/mine", "--html", "out.html", "--watch"]) == 0
     (live,), last = pages, (tmp_path / "out.html").read_text()
-    assert "http-equiv=refresh" in live and "Live: 2 runs so far" in live and "preliminary" in live
+    assert "http-equiv=refresh" in live and "Live: some runs have no result yet" in live and "preliminary" in live
     assert "http-equiv=refresh" not in last and "Live:" not in last and "norm=layer" in last
     assert "2 finished, 2 waiting" in capsys.readouterr().err
     assert main(["compare", "runs/mine", "--watch"]) == 2

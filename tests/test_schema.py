@@ -3,7 +3,7 @@ import math
 import pytest
 
 from nexus_ablate.config.grammar import Constraint, ratio, show
-from nexus_ablate.errors import ConfigError, did_you_mean, edit_distance, printable
+from nexus_ablate.errors import ConfigError, did_you_mean, printable
 
 
 @pytest.mark.parametrize(
@@ -74,12 +74,10 @@ def test_values_are_shown_as_they_are_typed():
     ]
 
 
-def test_the_nearest_word_is_suggested_within_two_edits():
+def test_the_nearest_word_is_suggested():
     assert did_you_mean("nrom", ["norm", "position", "seed"]) == "norm"
     assert did_you_mean("rmss", ["rms", "layer"]) == "rms"
     assert did_you_mean("zzzzzz", ["rms", "layer"]) == ""
-    assert edit_distance("nrom", "norm") == 1  # a swap of neighbours is one edit
-    assert edit_distance("", "abc") == 3
 
 
 def test_a_message_has_at_most_three_lines_whatever_it_holds():

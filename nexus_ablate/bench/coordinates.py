@@ -35,7 +35,7 @@ class Coordinates:
     """Root mean square changes since the start, averaged over seeds.
 
     Attributes:
-        changes: By name (`logits`, `block 0 attn` ...), (widths, steps).
+        changes: After the last step, by name (`logits`, `block 0 attn` ...) and width.
     """
 
     widths: list[int]
@@ -43,12 +43,11 @@ class Coordinates:
 
     @property
     def slopes(self) -> dict[str, float]:
-        """Of log change after the last step against log width, by least squares; nan without one."""
+        """Of log change against log width, by least squares; nan without one."""
         x, slopes = np.log(self.widths), {}
         for name, values in self.changes.items():
-            last = values[:, -1]
-            has_logarithm = np.all(np.isfinite(last) & (last > 0))
-            slopes[name] = float(np.polyfit(x, np.log(last), 1)[0]) if has_logarithm else math.nan
+            has_logarithm = np.all(np.isfinite(values) & (values > 0))
+            slopes[name] = float(np.polyfit(x, np.log(values), 1)[0]) if has_logarithm else math.nan
         return slopes
 
     @property
@@ -82,12 +81,12 @@ def check_coordinates(configs: list[RunConfig], steps: int, seeds: int) -> Coord
     sums: dict[str, np.ndarray] = {}
     for number, config in enumerate(configs):
         for seed in range(seeds):
-            for name, changes in _changes(config, seed, steps).items():
-                sums.setdefault(name, np.zeros((len(widths), steps)))[number] += changes
+            for name, change in _changes(config, seed, steps).items():
+                sums.setdefault(name, np.zeros(len(widths)))[number] += change
     return Coordinates(widths, {name: total / seeds for name, total in sums.items()})
 
 
-def _changes(config: RunConfig, seed: int, steps: int) -> dict[str, np.ndarray]:
+def _changes(config: RunConfig, seed: int, steps: int) -> dict[str, float]:
     config.seed = seed
     model = build_model(config, VOCABULARY)
     optimizer = build_optimizer(model, config.optim, config.weight_decay)
@@ -96,15 +95,13 @@ def _changes(config: RunConfig, seed: int, steps: int) -> dict[str, np.ndarray]:
     tokens = torch.randint(VOCABULARY, shape, generator=torch.Generator().manual_seed(seed))
     inputs, targets = tokens[:, :-1], tokens[:, 1:].flatten()
     first = _outputs(model, inputs)
-    changes: dict[str, list[float]] = {name: [] for name in first}
     for _ in range(steps):
         optimizer.zero_grad()
         F.cross_entropy(model(inputs).flatten(0, 1), targets).backward()
         optimizer.step()
         model.constrain()
-        for name, now in _outputs(model, inputs).items():
-            changes[name].append(float((now - first[name]).square().mean().sqrt()))
-    return {name: np.array(values) for name, values in changes.items()}
+    last = _outputs(model, inputs)
+    return {name: float((last[name] - first[name]).square().mean().sqrt()) for name in first}
 
 
 def _outputs(model: GPT, tokens: Tensor) -> dict[str, Tensor]:
@@ -126,7 +123,7 @@ def _outputs(model: GPT, tokens: Tensor) -> dict[str, Tensor]:
 
 
 def draw(checked: Coordinates, title: str, path: Path) -> None:
-    """The change of each quantity after the last step against the width, with its slope."""
+    """The change of each quantity against the width, with its slope."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator
 
@@ -134,7 +131,7 @@ def draw(checked: Coordinates, title: str, path: Path) -> None:
     axes = figure.subplots()
     for name, slope in checked.slopes.items():
         thick = 2.5 if name == "logits" else 1.0
-        axes.plot(checked.widths, checked.changes[name][:, -1], marker="o", lw=thick, label=f"{name} {slope:+.2f}")
+        axes.plot(checked.widths, checked.changes[name], marker="o", lw=thick, label=f"{name} {slope:+.2f}")
     axes.set_xscale("log", base=2)
     axes.set(yscale="log", xlabel="d_model", ylabel="RMS change since the start")
     axes.set_xticks(checked.widths, list(map(str, checked.widths)))

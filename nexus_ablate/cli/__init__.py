@@ -110,7 +110,6 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 def _run(arguments: list[str]) -> int:
     from nexus_ablate import errors
     from nexus_ablate.cli.epochs import refuse_epochs
-    from nexus_ablate.cli.removed import refuse_removed
     from nexus_ablate.cli.verb import verb_module, verb_names
 
     arguments = _without_plugins(arguments)
@@ -122,11 +121,10 @@ def _run(arguments: list[str]) -> int:
 
         print(__version__)
         return errors.OK
-    refuse_removed(arguments[0], arguments[1:])
     _refuse_urls(arguments)
     module = verb_module(arguments.pop(0) if arguments[0] in verb_names() else "train")
     if {"-h", "--help"} & set(arguments):
-        print(module.VERB.help())
+        module.VERB.show_help()
         return errors.OK
     if module.VERB.takes_overrides:
         refuse_epochs(arguments)

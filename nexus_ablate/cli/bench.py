@@ -204,7 +204,7 @@ def _coordinates(overrides: list[str], flags: Flags) -> int:
     print(f"RMS change since the start after {steps} steps, and its slope against d_model")
     rows = []
     for name, slope in checked.slopes.items():
-        changes = [f"{change:.3g}" for change in checked.changes[name][:, -1]]
+        changes = [f"{change:.3g}" for change in checked.changes[name]]
         note = "not finite, or 0" if math.isnan(slope) else ""
         if abs(slope) > FLAT:
             note = "not flat"

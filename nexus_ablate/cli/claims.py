@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 import sys
 from pathlib import Path
@@ -67,16 +66,11 @@ def run(words: list[str], flags: Flags) -> int:
 
 
 def _list(published: dict[str, LedgerEntry]) -> int:
-    from rich.markup import escape
-    from rich.table import Table
-
-    from nexus_ablate.console import open_console
+    from nexus_ablate.console import folded, open_console
     from nexus_ablate.planning.ledger import claims, older_code
     from nexus_ablate.report.ledger_page import outcome_of
 
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for head in ("study", "fidelity", "outcome", "claim"):
-        table.add_column(head, overflow="fold", no_wrap=head in ("study", "fidelity"))
+    rows = []
     for name, definition in claims().items():
         claim = definition.claim
         outcome = f"not trained yet\n{definition.cost.removesuffix(' on two CPU cores')}"
@@ -84,8 +78,8 @@ def _list(published: dict[str, LedgerEntry]) -> int:
             claim, outcome = entry.claim, outcome_of(entry)
             if commit := older_code(entry):
                 outcome += f"\nolder code: commit {commit}"
-        table.add_row(name, " ".join(definition.fidelity), escape(outcome), escape(claim))
-    open_console().print(table)
+        rows.append((name, " ".join(definition.fidelity), outcome, claim))
+    open_console().print(folded(rows, ("study", "fidelity", "outcome", "claim")))
     return OK
 
 
@@ -127,25 +121,16 @@ def _panel(words: list[str], flags: Flags) -> int:
         parts += ReportPart("heading"), ReportPart("text", line)
     show(parts, open_console())
     if len(found) < len(panel.sizes) * len(panel.changes):
-        _print_cost(panel)
+        _print_studies(panel)
     return OK
 
 
-def _print_cost(panel: Panel) -> None:
-    """The commands that train the panel, with core-hours: every arm as long as a baseline, at the speed of one core."""
-    from nexus_ablate.config.compose import compose
-    from nexus_ablate.planning.cost import cost_of, measured_speed, seconds_of
-
-    seconds = 0.0  # of an arm, in all its runs
-    for size in panel.sizes.values():
-        config = compose(size.overrides)
-        speed = measured_speed(config, 1) or math.nan
-        seconds += len(size.rates) * len(panel.seeds) * seconds_of(config, cost_of(config), speed)
-    print("\nTo train what is missing (core-hours of all runs at the speed of this machine now; details: plan STUDY):")
+def _print_studies(panel: Panel) -> None:
+    """The commands that train the panel."""
+    print("\nTo train what is missing (nexus-ablate plan STUDY says how long it takes):")
     for study, values in panel.studies().items():
-        arms = len(values["arms"]) + 1
-        runs = arms * len(values["strata"]) * len(panel.seeds)
-        print(f"  nexus-ablate study {study}   {runs} runs, about {arms * seconds / 3600:.1f} core-hours")
+        runs = (len(values["arms"]) + 1) * len(values["strata"]) * len(panel.seeds)
+        print(f"  nexus-ablate study {study}   {runs} runs")
 
 
 def _train(words: list[str], flags: Flags) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from nexus_ablate.cli.verb import Flag, Flags, Verb, comma_separated
@@ -74,34 +75,22 @@ def results(summary: dict[str, Any]) -> Iterator[ReportPart]:
     """The results of the evaluations in a run's summary, for the terminal: of each a table with a row per part."""
     from nexus_ablate.report.arm_tables import TextTable
     from nexus_ablate.report.parts import ReportPart
+    from nexus_ablate.runs.record import leaves
+    from nexus_ablate.training.display import shown
 
     for name, result in summary.items():
         if name.partition(":")[0] not in option_files("evaluation") or not isinstance(result, Mapping):
             continue
-        figures = {part or "all": shown for part, shown in _figures(result) if shown}
-        columns = list(dict.fromkeys(key for shown in figures.values() for key in shown))
-        rows = []
-        for part, shown in figures.items():
-            rows.append([part, *(shown.get(key, "") for key in columns)])
+        parts: dict[str, dict[str, str]] = {}
+        for (*part, key), value in leaves(result):
+            if isinstance(value, int):
+                parts.setdefault(" ".join(part) or "all", {})[key] = f"{value:,}"
+            elif isinstance(value, float) or value is None:
+                parts.setdefault(" ".join(part) or "all", {})[key] = shown(value, ".4f")
+        columns = list(dict.fromkeys(chain.from_iterable(parts.values())))
+        rows = [[part, *(figures.get(key, "") for key in columns)] for part, figures in parts.items()]
         yield ReportPart("heading")
         yield ReportPart("table", table=TextTable([name, *columns], rows, ()))
         for key, value in result.items():
             if isinstance(value, str):
                 yield ReportPart("note", f"{key.replace('_', ' ')}: {value}")
-
-
-def _figures(result: Mapping[str, Any], part: str = "") -> Iterator[tuple[str, dict[str, str]]]:
-    """The figures of an evaluation as they are shown, and those of each of its parts under the part's name."""
-    from nexus_ablate.training.display import shown
-
-    figures, parts = {}, {}
-    for key, value in result.items():
-        if isinstance(value, Mapping):
-            parts[f"{part} {key}".strip()] = value
-        elif isinstance(value, int):
-            figures[key] = f"{value:,}"
-        elif isinstance(value, float) or value is None:
-            figures[key] = shown(value, ".4f")
-    yield part, figures
-    for name, values in parts.items():
-        yield from _figures(values, name)

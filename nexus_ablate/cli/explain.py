@@ -13,7 +13,7 @@ from nexus_ablate.config.grammar import show
 from nexus_ablate.config.override_syntax import refuse_hydra_keys
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.console import compact
-from nexus_ablate.errors import OK, ConfigError, printable
+from nexus_ablate.errors import OK, ConfigError
 from nexus_ablate.training import signals
 
 Facts = dict[str, Any]
@@ -158,22 +158,13 @@ def describe(facts: Facts, everything: bool) -> None:
 
 def _print(title: str, rows: Rows) -> None:
     """Print rows under a title; nothing where there are none."""
-    from rich.markup import escape
-    from rich.table import Table
+    from rich.text import Text
 
-    from nexus_ablate.console import open_console
+    from nexus_ablate.console import folded, open_console
 
-    if not rows:
-        return
-    console = open_console()
-    console.print(f"\n[bold]{escape(title)}[/bold]")
-    table = Table.grid(padding=(0, 2))
-    table.add_column(overflow="fold", style="dim", no_wrap=True)
-    for _ in range(1, max(map(len, rows))):
-        table.add_column(overflow="fold")
-    for row in rows:
-        table.add_row(*(escape(printable(cell, 2000)) for cell in row))
-    console.print(table)
+    if rows:
+        console = open_console()
+        console.print("", Text(title, "bold"), folded(rows, names="dim"), sep="\n")
 
 
 def _resolved(facts: Facts) -> Rows:

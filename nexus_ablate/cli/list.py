@@ -105,20 +105,16 @@ def _parameters(path: Path) -> int:
 
 
 def _print(groups: dict[str, Any], with_keys: bool) -> None:
-    from rich.markup import escape
-    from rich.table import Table
-
-    from nexus_ablate.console import open_console
+    from nexus_ablate.console import folded, open_console
 
     console = open_console()
     for group, options in groups.items():
-        table = Table.grid(padding=(0, 2))
-        table.add_column(no_wrap=True)
-        table.add_column(overflow="fold")
-        for typed, meaning, style in _rows(group, options, with_keys):
-            table.add_row(escape(typed), escape(meaning), style=style)
+        rows, styles = [], []
+        for *row, style in _rows(group, options, with_keys):
+            rows.append(row)
+            styles.append(style)
         console.print(f"\n[bold]{group}[/bold]")
-        console.print(table)
+        console.print(folded(rows, styles=styles))
     console.print("\n[dim]* the baseline; `nexus-ablate list GROUP` shows the keys of its options[/dim]")
 
 

@@ -61,25 +61,25 @@ def _show_run(record: RunRecord, picture: Path) -> None:
     from rich.text import Text
 
     from nexus_ablate.cli.evaluate import results
-    from nexus_ablate.console import grid, nearer, open_console
+    from nexus_ablate.console import folded, grid, nearer, open_console
     from nexus_ablate.report.run_picture import run_figure, run_lines, save_figure
     from nexus_ablate.report.terminal import show
-    from nexus_ablate.training.display import result_facts, table
+    from nexus_ablate.training.display import result_facts
 
-    curves = run_lines(record)  # first: of a damaged run nothing is shown
+    curves, figure = run_lines(record), run_figure(record)  # first: of a damaged run nothing is shown
     facts = {"run": f"{record.study} / {record.arm} / seed {record.seed}", "state": record.state}
     if record.status.get("reason"):
         facts["reason"] = record.status["reason"]
     if record.summary is not None:
         facts |= result_facts(record.summary)
     console = open_console()
-    console.print(table(facts))
+    console.print(folded([*facts.items()], names="dim"))
     show(results(record.summary or {}), console)
     console.print()
     heads = ("curve", "first, by step, last")
     console.print(grid(heads, curves, console.width, heads))
     console.print()
-    save_figure(run_figure(record), picture)
+    save_figure(figure, picture)
     place = printable(nearer(picture), 4096)
     console.print(Text.assemble(("picture ", "dim"), place), soft_wrap=True)
 

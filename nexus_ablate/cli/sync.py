@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from nexus_ablate.cli.verb import Flag, Flags, Verb
-from nexus_ablate.errors import OK, AlreadyRunning, UserError, printable
+from nexus_ablate.errors import OK, AlreadyRunning, UserError
 
 VERB = Verb(
     "sync",
@@ -29,11 +29,8 @@ VERB = Verb(
 
 def run(dirs: list[str], flags: Flags) -> int:
     """Send the runs in turn. For a damaged run, print the reason and continue with the others."""
-    from rich.markup import escape
-    from rich.table import Table
-
     from nexus_ablate.config.rules import check_project
-    from nexus_ablate.console import open_console
+    from nexus_ablate.console import grid, open_console
     from nexus_ablate.runs import read_run
     from nexus_ablate.runs.lookup import id_of, runs_at
     from nexus_ablate.runs.ownership import LIVE
@@ -43,35 +40,32 @@ def run(dirs: list[str], flags: Flags) -> int:
     check_project(flags.get("project") or "", "--project {} --entity {}")
     require_key()
     paths = runs_at(dirs, "sync")
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("id", "arm", "seed", "state", "rows there", "rows sent"):
-        justify = "right" if title in ("seed", "rows there", "rows sent") else "left"
-        table.add_column(title, justify=justify, no_wrap=title != "arm", overflow="ellipsis")  # a long name is cut
-    status, pages = OK, []
+    status, pages, rows = OK, [], []
     try:
         for path in paths:
             try:
                 record = read_run(path)
-                run = (id_of(path), escape(printable(record.arm)), f"{record.seed}")
+                run = (record.arm, id_of(path), f"{record.seed}")
                 if record.state in LIVE:
-                    table.add_row(*run, f"{record.state}, skipped", "", "")
+                    rows.append((*run, f"{record.state}, skipped", "", ""))
                     continue
                 done = sync(record, flags.get("project"), flags.get("entity"))
             except WandbFailed:
                 raise
             except AlreadyRunning:
-                table.add_row(*run, "being sent, skipped", "", "")
+                rows.append((*run, "being sent, skipped", "", ""))
                 continue
             except UserError as error:
                 print(error, file=sys.stderr)
                 status = status or error.status
                 continue
-            table.add_row(*run, record.state, f"{done.before:,}", f"{done.sent:,}")
+            rows.append((*run, record.state, f"{done.before:,}", f"{done.sent:,}"))
             pages.append(done.url)
     finally:  # after an error of W&B, this shows what was sent
         console = open_console()
-        if table.row_count:
-            console.print(table)
+        if rows:
+            heads = ("arm", "id", "seed", "state", "rows there", "rows sent")
+            console.print(grid(heads, rows, console.width, ("id", "state")))
         if len(pages) > 1:
             pages = sorted({page.partition("/runs/")[0] for page in pages})
         for page in pages:

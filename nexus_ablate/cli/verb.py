@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 import shlex
 import sys
-import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -55,7 +55,6 @@ class Flag:
 
 Flags = dict[str, Any]
 """The values of the flags that were typed, by `Flag.key`; True for a flag without a value."""
-COLUMNS, WIDEST_TERM = 80, 46
 KINDS = ("runs", "studies", "results", "this machine and W&B")
 OVERRIDES = "KEY=VALUE"
 FORCE = Flag("--force", "", "replace the files that flags name, also those that nexus-ablate has not written")
@@ -85,16 +84,26 @@ class Verb:
     needed: str = ""
     kind: str = KINDS[-1]
 
-    def help(self) -> str:
-        """The text of `nexus-ablate NAME --help`, wrapped at 80 columns."""
+    def show_help(self) -> None:
+        """Print the answer to `nexus-ablate NAME --help`, 80 columns wide."""
+        from rich.padding import Padding
+        from rich.text import Text
+
+        from nexus_ablate.console import folded, open_console
+
+        console = open_console()
+        console.width = 80
         usage = f"nexus-ablate {self.name} {self.takes}".rstrip() + (" [flags]" if self.flags else "")
-        examples = _columns([(f"nexus-ablate {line}", meaning) for line, meaning in self.examples])
-        flags = _columns([(flag.usage, flag.meaning) for flag in self.flags])
-        notes = []
-        for line in self.notes.splitlines():
-            notes += textwrap.wrap(line, COLUMNS) or [""]
-        paragraphs = (textwrap.wrap(usage, COLUMNS), [self.summary], examples, flags, notes)
-        return "\n\n".join("\n".join(lines) for lines in paragraphs if lines)
+        console.print(Text(usage), "", Text(self.summary), "", sep="\n")
+        for line, meaning in self.examples:
+            console.print(Text(f"  nexus-ablate {line}"))
+            if meaning:
+                console.print(Padding.indent(Text(meaning), 6))
+        if self.flags:
+            flags = folded([(flag.usage, flag.meaning) for flag in self.flags])
+            console.print("", Padding.indent(flags, 2), sep="\n")
+        if self.notes:
+            console.print("", Text(self.notes), sep="\n")
 
     @property
     def takes_overrides(self) -> bool:
@@ -161,13 +170,12 @@ class Verb:
         return flag, text
 
     def _example(self) -> str:
-        """A command line that works here. Where a directory is needed: the newest, or a study to begin with."""
+        """A command line that works here; for want of a directory what lists them, or a study to begin with."""
         if not self.takes.startswith("DIR"):
             return self.examples[0][0]
         from nexus_ablate.runs.lookup import DEFAULT
 
-        newest = max(DEFAULT.glob("*/"), key=lambda path: path.stat().st_mtime, default=None)
-        return shlex.join([self.name, str(newest)]) if newest else "study first_look"
+        return "status" if DEFAULT.is_dir() else "study first_look"
 
     def _refuse_spelling(self, words: list[str]) -> None:
         """Refuse an override in another spelling.
@@ -208,8 +216,10 @@ class Verb:
         if word in OPTION_GROUPS:
             fix = f"nexus-ablate list {word}"
         elif meant:
-            overrides = shlex.join(other for other in after if "=" in other)
-            fix = f"nexus-ablate {meant.format(words=shlex.join(after), overrides=overrides)}".strip()
+            overrides = [other for other in after if "=" in other]
+            names = [*takewhile(lambda other: not other.startswith("-"), after)]
+            parts = {"words": after, "names": names, "first": names[:1], "rest": names[1:], "overrides": overrides}
+            fix = meant.format(**{name: shlex.join(part) for name, part in parts.items()}).strip()
         elif override := option_named(word):
             fix = self._command(override)
         elif nearest:
@@ -237,18 +247,6 @@ def verb_module(name: str) -> ModuleType:
 def all_verbs() -> list[Verb]:
     """Every verb, in the order of the help."""
     return sorted((verb_module(name).VERB for name in verb_names()), key=lambda verb: KINDS.index(verb.kind))
-
-
-def _columns(rows: list[tuple[str, str]]) -> list[str]:
-    """Two columns; a meaning that doesn't fit next to its term goes below it."""
-    width = max((len(term) for term, meaning in rows if meaning and len(term) <= WIDEST_TERM), default=0)
-    lines = []
-    for term, meaning in rows:
-        beside = f"  {term:<{width}}  {meaning}".rstrip()
-        fits = not meaning or (len(term) <= width and len(beside) <= COLUMNS)
-        below = [f"      {line}" for line in textwrap.wrap(meaning, COLUMNS - 6)]
-        lines += [beside] if fits else [f"  {term}", *below]
-    return lines
 
 
 # --------------------------------------------------------------------------------------------------- values of flags

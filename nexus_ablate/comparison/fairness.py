@@ -26,7 +26,6 @@ from nexus_ablate.provenance import NOT_RECORDED
 from nexus_ablate.study.endpoint import Endpoint
 
 PASS, WARN, FAIL, WAIVED, UNKNOWN = "PASS", "WARN", "FAIL", "WAIVED", "UNKNOWN"
-STATUSES = (PASS, WARN, FAIL, WAIVED, UNKNOWN)
 MISMATCH_WARN, MISMATCH_FAIL = 0.01, 0.05
 """Relative differences in parameters, FLOPs, tokens or seconds: the first is reported, the second breaks a match."""
 TUNING, TEXT, LEARNED, MACHINE = "learning_rate", "text", "learned", "machine"

@@ -22,7 +22,7 @@ from nexus_ablate.provenance import code_of, source_hash
 from nexus_ablate.runs import SETTLED, RunRecord, find_runs, read_run
 from nexus_ablate.runs.formats import INIT
 from nexus_ablate.runs.lookup import id_of
-from nexus_ablate.runs.record import last_row, read_document
+from nexus_ablate.runs.record import last_row, leaves, read_document
 from nexus_ablate.study.schema import Study
 
 CLAIMED = {
@@ -259,12 +259,10 @@ def _initial_values(path: Path) -> dict[str, tuple[str, tuple[int, ...] | None]]
     return values
 
 
-def _figures(values: dict[str, Any], before: str = "") -> Iterable[tuple[str, float]]:
-    for name, value in values.items():
-        if isinstance(value, dict):
-            yield from _figures(value, f"{before}{name}/")
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield f"{before}{name}", float(value)
+def _figures(summary: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    for names, value in leaves(summary):
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            yield "/".join(names), float(value)
 
 
 def _strangers(dirs: list[Path], runs: set[Path]) -> list[Excluded]:

@@ -70,15 +70,6 @@ class Column:
             return self.value(row)
         return row.record().get(self.number) if self.number else self.text(row)
 
-    def differs(self, row: ArmResult, base: ArmResult) -> bool:
-        """Whether an arm's number is more than three standard deviations over seeds, or else 5%, off the baseline's."""
-        number, base_number = self.sorted_by(row), self.sorted_by(base)
-        if not isinstance(number, int | float) or not isinstance(base_number, int | float):
-            return False
-        none = (0.0, None)
-        spreads = [result.figures.get(self.number, none)[1] or 0.0 for result in (row, base)]
-        return abs(number - base_number) > (3 * max(spreads) or 0.05 * abs(base_number))
-
 
 def arm_table(rows: Sequence[ArmResult], columns: Sequence[Column]) -> TextTable:
     """A row per arm, the baseline first."""

@@ -216,7 +216,7 @@ def outcome_of(entry: LedgerEntry) -> str:
 
 
 def _difference(entry: LedgerEntry, expected: Finding) -> str:
-    """`ends 0.0322 nats per token lower`, and what qualifies it; of another measure or none, how its sentence begins."""
+    """`ends 0.0322 nats per token lower`, and what qualifies it; of another measure how its sentence begins."""
     delta = entry.row(expected).delta
     if delta is None or expected.endpoint != "val_loss":
         return expected.sentence.partition(" (")[0]

@@ -10,10 +10,9 @@ from typing import Any
 
 from nexus_ablate import __version__
 from nexus_ablate.comparison.curves import AXES
-from nexus_ablate.comparison.fairness import PASS, UNKNOWN, WARN, Check
+from nexus_ablate.comparison.fairness import WARN
 from nexus_ablate.comparison.results import Comparison, Stratum
 from nexus_ablate.comparison.verdict import MEANINGS
-from nexus_ablate.console import several
 from nexus_ablate.errors import printable
 from nexus_ablate.report import arm_tables, charts, sentences
 
@@ -25,6 +24,8 @@ def html(comparison: Comparison, command: str = "", reload_seconds: int = 0) -> 
         command: The command that made the page, for its foot.
         reload_seconds: The page reloads itself this often; 0: never.
     """
+    import jinja2
+
     versions, sources, places, devices = [], [], [], []
     for stratum in comparison.strata:
         for arm in stratum.arms:
@@ -40,22 +41,6 @@ def html(comparison: Comparison, command: str = "", reload_seconds: int = 0) -> 
         "source hash": _together(sources),
         "machine": _together([*places, *devices]),
     }
-    return _filled(comparison, origin, reload_seconds)
-
-
-def summary(stratum: Stratum) -> str:
-    """A page with the answer, the table and the intervals alone, for a notebook."""
-    return _filled(Comparison(stratum.study, [stratum], [], None), {}, 0)
-
-
-def _filled(comparison: Comparison, origin: dict[str, str], reload_seconds: int) -> str:
-    """The template, filled.
-
-    Args:
-        origin: Where the page and its runs come from; {} for the opening of the page alone.
-    """
-    import jinja2
-
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -70,9 +55,7 @@ def _filled(comparison: Comparison, origin: dict[str, str], reload_seconds: int)
         "tones": defaultdict(str, arm_tables.TONES),
         "meanings": MEANINGS,
         "basis": _basis,
-        "checks": _checks,
         "curves_of": _curves,
-        "so_far": _so_far,
     }
     template = environment.get_template("page.html.j2")
     return template.render(comparison=comparison, origin=origin, reload_seconds=reload_seconds)
@@ -94,20 +77,6 @@ def _basis(comparison: Comparison, stratum: Stratum) -> tuple[list[str], list[st
     return [line for line in lines if line not in warnings], warnings
 
 
-def _checks(stratum: Stratum) -> tuple[list[Check], dict[str, list[Check]]]:
-    """The checks to be shown; those that passed or are not proved by the source, by what sums them up."""
-    shown = [check for check in stratum.checks if check.status not in (PASS, UNKNOWN)]
-    passed = [check for check in stratum.checks if check.status == PASS]
-    unknown = [check for check in stratum.checks if check.status == UNKNOWN]
-    closed = {}
-    if passed:
-        closed[f"{several(len(passed), 'check')} passed"] = passed
-    if unknown:
-        names = ", ".join(check.name for check in unknown)
-        closed[f"{len(unknown)} not proved by the source: {names}"] = unknown
-    return shown, closed
-
-
 def _curves(stratum: Stratum) -> list[dict[str, str]]:
     """The losses and their differences against each budget; the losses late, and from the start."""
     curves = []
@@ -118,14 +87,6 @@ def _curves(stratum: Stratum) -> list[dict[str, str]]:
             gap = charts.paired_differences(stratum, axis)
             curves.append({"axis": axis, "word": word, "late": late, "whole": whole, "gap": gap})
     return curves
-
-
-def _so_far(comparison: Comparison) -> str:
-    """How much of a running study the verdicts rest on."""
-    rows = [row for stratum in comparison.strata for row in stratum.rows]
-    used = several(sum(row.trained for row in rows), "run")
-    waiting = sum(row.waiting for row in rows)
-    return f"Live: {used} so far, {waiting} without a result yet. The verdicts are preliminary until all have ended."
 
 
 def _together(values: Iterable[Any]) -> str:

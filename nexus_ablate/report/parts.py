@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from nexus_ablate.comparison.fairness import PASS, STATUSES, UNKNOWN, WARN
+from nexus_ablate.comparison.fairness import WARN
 from nexus_ablate.comparison.results import ArmResult, Comparison, Stratum
 from nexus_ablate.report import arm_tables, sentences
 from nexus_ablate.report.arm_tables import TextTable
@@ -77,15 +77,10 @@ def of_stratum(stratum: Stratum, details: bool) -> Iterator[ReportPart]:
             measures.append([column.title, *map(column.text, stratum.rows)])
         yield ReportPart("heading", "measures")
         yield ReportPart("table", table=TextTable(heads, measures, heads[:1]))
-    statuses = [check.status for check in stratum.checks]
-    counts = [f"{statuses.count(status)} {status}" for status in STATUSES if status in statuses]
-    yield ReportPart("heading", f"fairness: {', '.join(counts)}")
-    for check in stratum.checks:
-        if details or check.status not in (PASS, UNKNOWN):
-            yield ReportPart("item", f"{check.name}: {check.text}", check.status)
-    unknown = [check.name for check in stratum.checks if check.status == UNKNOWN]
-    if unknown and not details:
-        yield ReportPart("item", f"the source does not prove: {', '.join(unknown)}", UNKNOWN)
+    checks, others = sentences.fairness(stratum)
+    yield ReportPart("heading", f"fairness: {', '.join(others)}")
+    for check in stratum.checks if details else checks:
+        yield ReportPart("item", f"{check.name}: {check.text}", check.status)
     left_out = sentences.left_out(stratum)
     if left_out:
         yield ReportPart("heading", "left out:")

@@ -25,10 +25,6 @@ Rows = Sequence[Mapping[str, Any]]
 Curves = dict[str, tuple[array, array]]
 _NOTHING = (array("d"), array("d"))
 _DRAWN = ("train/loss", "val/loss", "grad_norm/", "weight_rms/")
-
-MOST_LINES = 8
-"""Blocks of a statistic in the terminal."""
-
 _BLOCK = re.compile(r".*/block_(?P<block>\d{1,5})(/.*)?")
 
 HEAT_MAPS = {measure.names[-1]: measure for measure in MEASURES if measure.heat_map}
@@ -190,26 +186,11 @@ def _finish(axes: Any, title: str, label: str) -> None:
 
 
 def run_lines(record: RunRecord) -> list[tuple[str, str]]:
-    """The picture of a run for a terminal: name and sparkline with first and last value, one per curve and block.
-
-    Of more than `MOST_LINES` blocks so many are shown.
-    """
+    """Losses and gradient norm for a terminal: `2.31 █▅▃▁ 1.87` by name."""
     curves = _curves(record)
-    names = [name for name in ("train/loss", "val/loss", "grad_norm/global") if name in curves]
-    lines = [(name, curve_text(curves[name][1])) for name in names]
-    for name, grid in _heat_grids(record.probes()).items():
-        count = min(len(grid), MOST_LINES)
-        for number in range(count):
-            block = round(number * (len(grid) - 1) / max(count - 1, 1))
-            title = f"  block {block}" if number else f"{name}, block {block}"
-            lines.append((title, curve_text(grid[block])))
-        if count < len(grid):
-            lines.append((f"  {count} of {len(grid)} blocks", ""))
+    lines = []
+    for name in ("train/loss", "val/loss", "grad_norm/global"):
+        finite = [value for value in curves.get(name, _NOTHING)[1] if math.isfinite(value)]
+        if len(finite) > 1:
+            lines.append((name, f"{finite[0]:.3g} {sparkline(finite)} {finite[-1]:.3g}"))
     return lines
-
-
-def curve_text(values: Sequence[float]) -> str:
-    """`2.31 █▅▃▁ 1.87`; '' without two finite values."""
-    finite = [value for value in values if math.isfinite(value)]
-    curve = sparkline(finite)
-    return f"{finite[0]:.3g} {curve} {finite[-1]:.3g}" if curve else ""

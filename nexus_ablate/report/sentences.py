@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 
+from nexus_ablate.comparison.fairness import PASS, UNKNOWN, Check
 from nexus_ablate.comparison.results import ArmResult, Comparison, Interaction, Stratum
 from nexus_ablate.comparison.verdict import (
     BETTER,
@@ -114,6 +115,17 @@ def basis(stratum: Stratum) -> list[str]:
     if any(row.word == UNSTABLE for row in stratum.rows):
         lines.append("values in brackets are over the seeds that trained; do not compare them")
     return lines
+
+
+def fairness(stratum: Stratum) -> tuple[list[Check], dict[str, list[Check]]]:
+    """The checks that a reader must know of; those that passed or are not proved by the source, by their sum."""
+    shown = [check for check in stratum.checks if check.status not in (PASS, UNKNOWN)]
+    passed = [check for check in stratum.checks if check.status == PASS]
+    unknown = [check for check in stratum.checks if check.status == UNKNOWN]
+    others = {f"{several(len(passed), 'check')} passed": passed}
+    if unknown:
+        others[f"{len(unknown)} not proved by the source: {', '.join(check.name for check in unknown)}"] = unknown
+    return shown, others
 
 
 def direction(stratum: Stratum) -> str:

@@ -133,6 +133,15 @@ def read_summary(path: Path, status: dict[str, Any]) -> dict[str, Any] | None:
     return summary
 
 
+def leaves(values: Mapping[str, Any], *before: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every value of a summary with its names, those of evaluations several: `("extrapolation", "sliding", "2")`."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, *before, name)
+        else:
+            yield (*before, name), value
+
+
 def write_summary(path: Path, summary: Mapping[str, Any], check: Callable[[], None] = lambda: None) -> None:
     """Replace the summary.json of a run directory; its checksum shows a change that another program makes.
 

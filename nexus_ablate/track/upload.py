@@ -15,7 +15,7 @@ from nexus_ablate.report.run_picture import HEAT_MAPS, heat_maps
 from nexus_ablate.runs import SETTLED, RunRecord, atomic_write_json, read_jsonl
 from nexus_ablate.runs.formats import WandbRun
 from nexus_ablate.runs.ownership import release, take_lock
-from nexus_ablate.runs.record import parse_row, read_lines
+from nexus_ablate.runs.record import leaves, parse_row, read_lines
 from nexus_ablate.track.account import set_up
 from nexus_ablate.track.run_on_wandb import PLACE_FILE, config_of, settings_of
 
@@ -103,7 +103,7 @@ class Upload:
         closed = status in SETTLED and self._send_blocks()
         if self.sent and not closed:  # an open row would replace values of the summary
             self._run.log({}, commit=True)
-        self._run.summary.update({**flat(summary), "status": status})
+        self._run.summary.update(dict(_figures(summary)) | {"status": status})
         if status == "preempted":
             self._run.mark_preempting()
         self._run.finish(exit_code=0 if status == "finished" else 1)
@@ -148,12 +148,8 @@ def _pixels(figure: Any) -> Any:
     return numpy.asarray(canvas.buffer_rgba())
 
 
-def flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """`{"extrapolation/sliding/2": 4.1}`: nested names joined; without None and non-finite numbers."""
-    flattened: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            flattened |= flat(value, f"{before}{name}/")
-        elif value is not None and (not isinstance(value, float) or math.isfinite(value)):
-            flattened[f"{before}{name}"] = value
-    return flattened
+def _figures(summary: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """`("extrapolation/sliding/2", 4.1)` and so on, without None and non-finite numbers."""
+    for names, value in leaves(summary):
+        if value is not None and (not isinstance(value, float) or math.isfinite(value)):
+            yield "/".join(names), value

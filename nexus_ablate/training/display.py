@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from nexus_ablate.config.run_config import RunConfig
-from nexus_ablate.console import open_console, sparkline
+from nexus_ablate.console import folded, open_console, sparkline
 from nexus_ablate.errors import printable
 from nexus_ablate.measure.regime import UNLEARNED, has_learned, regime_of
 from nexus_ablate.runs import read_rows
@@ -63,7 +63,8 @@ class Display:
     def before(self, facts: dict[str, str]) -> None:
         """Print the run's facts as a table; of a run among many nothing, because its launcher has named it."""
         if not self.brief:
-            self.console.print(table(facts if verbose else {k: v for k, v in facts.items() if k not in ASIDE}))
+            shown = [fact for fact in facts.items() if verbose or fact[0] not in ASIDE]
+            self.console.print(folded(shown, names="dim"))
 
     def start(self, steps: int, done: int) -> None:
         self._steps, self._drawn = steps, time.monotonic()
@@ -118,25 +119,11 @@ class Display:
                 facts[name] = fact
             if name == "val bits/byte" and (curve := loss_curve(path)):
                 facts["curve"] = curve
-        self.console.print(table(facts))
+        self.console.print(folded([*facts.items()], names="dim"))
         where = printable(str(path), 4096)
         self.console.print(f"[dim]saved to[/dim]   {escape(where)}", soft_wrap=True)
         run = escape(printable(name_to_type(path), 4096))
         self.console.print(f"[dim]next[/dim]       nexus-ablate show {run}", soft_wrap=True)
-
-
-def table(facts: dict[str, str]):
-    """A rich table of names and values without borders."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for name, value in facts.items():
-        for number, line in enumerate(value.split("\n")):
-            grid.add_row("" if number else name, escape(printable(line)))
-    return grid
 
 
 def run_facts(config: RunConfig, arm: str, facts: dict[str, Any]) -> dict[str, str]:

@@ -7,11 +7,11 @@ import random
 import string
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 
 from nexus_ablate.config.grammar import Constraint, parse_interval
 from nexus_ablate.config.options import AXES, conf_dir, option_files
 from nexus_ablate.config.run_config import CLOSED_GROUPS, OPTION_GROUPS, RunConfig, keys_of
-from nexus_ablate.errors import edit_distance
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Mistake:
         kind: The row of the generator.
         overrides: What is typed; the last one is wrong.
         names: What the message must name: the key as typed, and the value.
-        meant: The word that was misspelt, where it is the only one within two edits; else ''.
+        meant: The word that was misspelt, where no other is as near; else ''.
     """
 
     kind: str
@@ -67,9 +67,9 @@ def typo(word: str, draw: random.Random) -> str:
 
 
 def nearest(wrong: str, known: list[str]) -> list[str]:
-    """The known words at the smallest distance."""
-    distance = {word: edit_distance(wrong.lower(), word.lower()) for word in known}
-    return [word for word in known if distance[word] == min(distance.values())]
+    """The known words that are most like it."""
+    ratio = {word: SequenceMatcher(None, word.lower(), wrong.lower()).ratio() for word in known}
+    return [word for word in known if ratio[word] == max(ratio.values())]
 
 
 def below(constraint: Constraint) -> list[str]:
