@@ -97,12 +97,16 @@ class Comparison(results.Comparison):
         return out.getvalue().rstrip()
 
     def _repr_html_(self) -> str:
-        """The page of `nexus-ablate compare --html` in a frame, which opens with the answer."""
+        """The answer, the table and the intervals of each stratum, in a frame of its own."""
         from html import escape
 
-        from nexus_ablate.report import page
+        from nexus_ablate.report.page import summary
 
-        return f'<iframe srcdoc="{escape(page.html(self))}" style="width:100%;height:600px;border:0"></iframe>'
+        frames = []
+        for stratum in self.strata:
+            style = f"width:100%;height:{330 + 75 * len(stratum.rows)}px;border:0"
+            frames.append(f'<iframe srcdoc="{escape(summary(stratum))}" style="{style}"></iframe>')
+        return "".join(frames)
 
 
 class RunRecord(run_record.RunRecord):

@@ -24,8 +24,6 @@ def html(comparison: Comparison, command: str = "", reload_seconds: int = 0) -> 
         command: The command that made the page, for its foot.
         reload_seconds: The page reloads itself this often; 0: never.
     """
-    import jinja2
-
     versions, sources, places, devices = [], [], [], []
     for stratum in comparison.strata:
         for arm in stratum.arms:
@@ -41,6 +39,22 @@ def html(comparison: Comparison, command: str = "", reload_seconds: int = 0) -> 
         "source hash": _together(sources),
         "machine": _together([*places, *devices]),
     }
+    return _filled(comparison, origin, reload_seconds)
+
+
+def summary(stratum: Stratum) -> str:
+    """A page with the answer, the table and the intervals alone, for a notebook."""
+    return _filled(Comparison(stratum.study, [stratum], [], None), {}, 0)
+
+
+def _filled(comparison: Comparison, origin: dict[str, str], reload_seconds: int) -> str:
+    """The template, filled.
+
+    Args:
+        origin: Where the page and its runs come from; {} for the opening of the page alone.
+    """
+    import jinja2
+
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
