@@ -205,7 +205,8 @@ def _schedule(table: _Table) -> Check:
 def _budget(figure: str, table: _Table) -> Check | None:
     """A relative difference to the baseline: reported above 1%; above 5% it breaks a declared match.
 
-    The difference is that of the pair that differs most. Seconds vary between runs, so their means are compared.
+    The difference is that of the pair that differs most. Means are compared where runs share no seeds, and of seconds,
+    which vary between runs.
     """
     match, baseline = table.terms.study.match, table.baseline
     if table.terms.is_listed:
@@ -224,7 +225,7 @@ def _budget(figure: str, table: _Table) -> Check | None:
             if math.isfinite(ratio):
                 shares[seed] = ratio - 1
         mean = arm.mean(figure)
-        if figure == "seconds" and mean is not None:
+        if (figure == "seconds" or not table.terms.is_paired) and mean is not None:
             mismatches[arm.label] = mean / base_mean - 1
         elif shares:
             worst = max(shares, key=lambda seed: abs(shares[seed]))
