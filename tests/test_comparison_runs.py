@@ -68,7 +68,7 @@ def numbers(comparison):
 def test_an_arm_that_is_worse_at_every_seed_is_worse(study):
     result = row(compare(study.root), "norm=layer")
     assert result.verdict is not None and result.verdict.word == "WORSE"
-    assert result.effect is not None and result.effect.delta == pytest.approx(0.102) and result.effect.wins == 0
+    assert result.effect is not None and result.effect.delta == pytest.approx(0.102) and result.wins == 0
 
 
 def test_the_same_run_twice_is_identical_and_its_difference_exactly_zero(study):
