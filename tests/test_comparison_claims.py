@@ -107,40 +107,6 @@ def test_where_every_run_contradicts_itself_there_is_nothing_to_compare(study):
 # ----------------------------------------------------------------------------------------- one run against its arm
 
 
-def edit_rate(path, lr=0.006):
-    config = yaml.safe_load((path / "config.yaml").read_text())
-    rewrite(path / "config.yaml", optim={**config["optim"], "lr": lr})
-
-
-def test_a_run_whose_configuration_is_not_its_arm_s_is_excluded(study):
-    edit_rate(study.paths[7])
-    comparison = compare(study.root)
-    said = excluded(comparison)[study.paths[7]]
-    assert said == "contradicts its arm: in config.yaml optim.lr is 0.006, and 0.003 at seed 0"
-    result = row(comparison, "norm=layer")
-    assert result.values[2] is None and result.waiting == 1 and result.effect is not None and result.effect.n == 4
-
-
-def test_of_two_runs_with_two_configurations_neither_is_used(writer):
-    writer.arm(losses=BASE)
-    paths = writer.arm("norm=layer", losses=HIGHER[:2])
-    edit_rate(paths[1])
-    comparison = compare(writer.root)
-    assert {path: "contradicts its arm" in reason for path, reason in excluded(comparison).items()} == {
-        path: True for path in paths
-    }
-    assert word(comparison) == "INCOMPLETE"
-
-
-def test_a_default_chosen_by_name_is_the_same_configuration(study):
-    for path in study.paths[5:7]:
-        rewrite(path / "config.yaml", norm_bias="on", tracker={"name": "files"})  # what auto means for norm=layer
-    assert excluded(compare(study.root)) == {}
-    for path in study.paths[5:7]:
-        rewrite(path / "config.yaml", norm_bias="off")
-    assert "norm_bias is off, and auto at seed 2" in excluded(compare(study.root))[study.paths[5]]
-
-
 def copy_as(path, seed):
     """A run directory that says in its name and its config.yaml that it has another seed."""
     copied = path.with_name(f"s{seed}-{seed:08d}")

@@ -11,13 +11,13 @@ from functools import cached_property
 import numpy as np
 
 from nexus_ablate.comparison.curves import SPIKE_WINDOW, spikes
-from nexus_ablate.comparison.differences import CUT, changes, departure, differing, label, meaning, science_key
+from nexus_ablate.comparison.differences import CUT, changes, departure, label, science_key
 from nexus_ablate.comparison.load import Collection, Excluded, Trained
 from nexus_ablate.comparison.pairs import same_curves, unlike_code
 from nexus_ablate.comparison.statistics import Array
 from nexus_ablate.comparison.terms import Terms
 from nexus_ablate.console import several
-from nexus_ablate.errors import ConfigError, printable, unknown
+from nexus_ablate.errors import ConfigError, unknown
 from nexus_ablate.study.endpoint import Endpoint
 
 
@@ -182,11 +182,7 @@ def group(collection: Collection) -> tuple[list[Arm], list[Excluded]]:
     """
     trained, excluded = _as_fixed(collection)
     arms, hashes = [], []
-    for (name, requested), members in _by_configuration(trained).items():
-        runs, waiting = _of_one_configuration(members)
-        excluded += waiting
-        if not runs:
-            continue
+    for (name, requested), runs in _by_configuration(trained).items():
         launched = [run for run in runs if run.source == collection.study_of(run).source]
         last = max(launched or runs, key=lambda run: run.begun)
         kept: dict[int, Trained] = {}
@@ -198,7 +194,7 @@ def group(collection: Collection) -> tuple[list[Arm], list[Excluded]]:
             if counted is not run:
                 excluded.append(_left_out(run, counted))
         studies = {run.record.study for run in runs}
-        arms.append(Arm(name, name, dict(sorted(kept.items())), waiting, studies))
+        arms.append(Arm(name, name, dict(sorted(kept.items())), studies=studies))
         hashes.append(requested[:8])
     for arm, requested in zip(arms, hashes, strict=True):
         namesakes = [other for other in arms if other.name == arm.name]
@@ -242,33 +238,6 @@ def _by_configuration(runs: list[Trained]) -> dict[tuple[str, str], list[Trained
             key = known.get((name, science_key(run.config)), (name, run.arm_hash))
             groups.setdefault(key, []).append(run)
     return groups
-
-
-def _of_one_configuration(runs: list[Trained]) -> tuple[list[Trained], list[Excluded]]:
-    """The runs whose config.yaml says what most of them say; where no majority does, none of them."""
-    texts = [science_key(run.config) for run in runs]
-    if len(set(texts)) == 1:
-        return runs, []
-    meanings: dict[str, str] = {}
-    by_meaning: dict[str, list[Trained]] = {}
-    for text, run in zip(texts, runs, strict=True):
-        if text not in meanings:
-            meanings[text] = meaning(run.config) or text
-        by_meaning.setdefault(meanings[text], []).append(run)
-    first, *others = sorted(by_meaning.values(), key=len, reverse=True)
-    has_majority = not others or len(first) > len(others[0])
-    kept = first if has_majority else []
-    excluded = []
-    for text, run in zip(texts, runs, strict=True):
-        group = by_meaning[meanings[text]]
-        if group is not kept:
-            other = others[0][0] if group is first else first[0]
-            said = []
-            for key, (other_value, value) in differing(run.config, other.config).items():
-                said.append(f"{key} is {value}, and {other_value} at seed {other.seed}")
-            reason = printable(f"contradicts its arm: in config.yaml {', '.join(said)}", 200)
-            excluded.append(run.excluded(reason, "inconsistent"))
-    return kept, excluded
 
 
 def _left_out(run: Trained, kept: Trained) -> Excluded:
