@@ -164,6 +164,8 @@ def test_initial_values_of_older_runs_are_read_without_shapes(study):
     assert check(compare(study.root), "init").status == FAIL
     write_json(study.paths[5] / "init.json", {"embedding.weight": 3})
     assert "init.json is damaged" in excluded(compare(study.root))[study.paths[5]]
+    (study.paths[5] / "init.json").unlink()
+    assert "init.json is missing" in excluded(compare(study.root))[study.paths[5]]
 
 
 @pytest.mark.parametrize(("condition", "match"), [("tokens", "none"), ("flops", "flops")])
@@ -325,14 +327,3 @@ def test_without_a_study_an_arm_is_its_newest_code_s(writer):
     comparison = compare(writer.root)
     assert comparison.rows[0].seeds == [4] and comparison.rows[0].values == [3.0]
     assert code(comparison)[0] == FAIL and word(comparison) == "NOT COMPARABLE"
-
-
-def test_runs_of_a_version_without_hashes_are_replaced_by_new_ones_of_the_same_configuration(writer):
-    writer.arm(losses=BASE, env=BEFORE_HASHES)
-    writer.arm("norm=layer", losses=HIGHER, env=BEFORE_HASHES)
-    writer.arm(losses=NEW, **AGAIN)
-    writer.arm("norm=layer", losses=NEW, train_noise="x", **AGAIN)
-    comparison = compare(writer.root)
-    assert [r.arm for r in comparison.rows] == ["baseline", "norm=layer"]
-    assert comparison.rows[0].values == NEW and code(comparison)[0] == PASS
-    assert "source hashes not recorded" in excluded(comparison)[writer.paths[0]]

@@ -871,7 +871,7 @@ def test_the_written_runs_look_like_trained_ones(tiny_run):
 
     trained = _read(train(compose(tiny_run()), quiet=True).path)
     assert isinstance(trained, Trained)
-    assert trained.init and trained.arm_hash and len(trained.curves.val) == 3 and len(trained.curves.train) == 20
+    assert trained.init and trained.config_hash and len(trained.curves.val) == 3 and len(trained.curves.train) == 20
     config, _ = config_of(())
     assert trained.config.keys() == config.keys() and TINY
     comparison = compare(trained.record.path)

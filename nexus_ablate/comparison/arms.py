@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from nexus_ablate.comparison.curves import SPIKE_WINDOW, spikes
-from nexus_ablate.comparison.differences import CUT, changes, departure, label, science_key
+from nexus_ablate.comparison.differences import CUT, changes, departure, label
 from nexus_ablate.comparison.load import Collection, Excluded, Trained
 from nexus_ablate.comparison.pairs import same_curves, unlike_code
 from nexus_ablate.comparison.statistics import Array
@@ -182,7 +182,10 @@ def group(collection: Collection) -> tuple[list[Arm], list[Excluded]]:
     """
     trained, excluded = _as_fixed(collection)
     arms, hashes = [], []
-    for (name, requested), runs in _by_configuration(trained).items():
+    by_configuration: dict[tuple[str, str], list[Trained]] = {}
+    for run in sorted(trained, key=lambda run: (run.record.rerun, run.record.study, str(run.record.path))):
+        by_configuration.setdefault((run.record.arm, run.config_hash), []).append(run)
+    for (name, requested), runs in by_configuration.items():
         launched = [run for run in runs if run.source == collection.study_of(run).source]
         last = max(launched or runs, key=lambda run: run.begun)
         kept: dict[int, Trained] = {}
@@ -219,25 +222,6 @@ def _as_fixed(collection: Collection) -> tuple[list[Trained], list[Excluded]]:
         else:
             kept.append(run)
     return kept, excluded
-
-
-def _by_configuration(runs: list[Trained]) -> dict[tuple[str, str], list[Trained]]:
-    """Runs by the name of their arm and the hash of what was asked for, those of one seed in the order of their names.
-
-    A run of a version that recorded no such hash joins the arm whose config.yaml says the same.
-    """
-    groups: dict[tuple[str, str], list[Trained]] = {}
-    ordered = sorted(runs, key=lambda r: (r.record.rerun, r.record.study, str(r.record.path)))
-    for run in ordered:
-        if run.config_hash:
-            groups.setdefault((run.record.arm, run.config_hash), []).append(run)
-    known = {(key[0], science_key(members[0].config)): key for key, members in groups.items()}
-    for run in ordered:
-        if not run.config_hash:
-            name = run.record.arm
-            key = known.get((name, science_key(run.config)), (name, run.arm_hash))
-            groups.setdefault(key, []).append(run)
-    return groups
 
 
 def _left_out(run: Trained, kept: Trained) -> Excluded:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import combinations, product
-from typing import Any
 
 from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.cell import Effect
@@ -164,15 +163,10 @@ def _init(table: _Table) -> Check:
         for run, base_run in _pairs(arm, table.baseline):
             shared, of = shared_init(run, base_run)
             shares.append((shared, of))
-            shapes = [shape for _, shape in (*run.init.values(), *base_run.init.values())]
             if names := unlike_init(run, base_run):
                 more = " ..." if len(names) > 2 else ""
                 reasons[run.seed] = f"other initial values of {', '.join(names[:2])}{more}"
-            elif shared:
-                continue
-            elif (not of or None in shapes) and _width(arm) == _width(table.baseline):
-                reasons[run.seed] = "other initial values"
-            else:
+            elif not shared:
                 reshaped.append(arm.label)
         unlike[arm.label] = _at_seeds(reasons)
         shared, of = min(shares, default=(0, 0))
@@ -182,10 +176,6 @@ def _init(table: _Table) -> Check:
         note = f"; other shapes leave {', '.join(partly)}" if partly else ""
         return by_arm("init", unlike, f"same initial normal numbers wherever name and shape agree{note}")
     return Check("init", WARN, "no parameter has the baseline's shape: " + ", ".join(dict.fromkeys(reshaped)))
-
-
-def _width(arm: Arm) -> Any:
-    return (arm.config.get("model") or {}).get("d_model")
 
 
 def _schedule(table: _Table) -> Check:

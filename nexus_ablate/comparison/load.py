@@ -79,10 +79,6 @@ class Trained:
         return self.record.seed
 
     @property
-    def arm_hash(self) -> str:
-        return str(self.env.get("arm_hash") or self.summary.get("arm_hash") or "")
-
-    @property
     def config_hash(self) -> str:
         """What the arm was asked for, whatever code made it; '' where an older version did not record it."""
         return str(self.env.get("config_hash") or "")
@@ -203,6 +199,8 @@ def contradictions(run: Trained) -> Iterator[str]:
     named, run_hash = id_of(record.path)[:8], env.get("run_hash")
     if run_hash and not str(run_hash).startswith(named):
         yield f"the directory is named {named}, env.json is of run {run_hash:.8}"
+    if not run.init:
+        yield "init.json is missing"
     backwards = np.nonzero(np.diff(curves.steps) <= 0)[0]
     if len(backwards):
         before, after = curves.steps[backwards[0] : backwards[0] + 2]

@@ -64,11 +64,11 @@ def shared_init(run: Trained, twin: Trained) -> tuple[int, int]:
 
 
 def unlike_init(run: Trained, twin: Trained) -> list[str]:
-    """Parameters of the same name and shape that began with other numbers; an unknown shape is not the same."""
+    """Parameters of the same name and shape, or of no recorded shape, that began with other numbers."""
     unlike = []
     for name, (twin_z, twin_shape) in twin.init.items():
-        z, shape = run.init.get(name, (twin_z, None))
-        if shape is not None and shape == twin_shape and z != twin_z:
+        z, shape = run.init.get(name, (twin_z, twin_shape))
+        if shape == twin_shape and z != twin_z:
             unlike.append(name)
     return unlike
 
