@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,13 +16,11 @@ from nexus_ablate.comparison.terms import Terms, read_terms
 from nexus_ablate.comparison.windows import WindowLosses, read_windows
 from nexus_ablate.errors import ConfigError, UserError, printable
 from nexus_ablate.provenance import code_of, source_hash
-from nexus_ablate.runs import SETTLED, RunRecord, find_runs, read_run
+from nexus_ablate.runs import SETTLED, RunRecord, read_run
 from nexus_ablate.runs.formats import INIT
 from nexus_ablate.runs.lookup import id_of
-from nexus_ablate.runs.record import last_row, read_document
+from nexus_ablate.runs.record import last_row, read_document, runs_and_strangers
 from nexus_ablate.study.schema import Study
-
-RUN_NAME = re.compile(r"s\d+-[0-9a-f]{8}(-r\d+)?")
 
 
 @dataclass(frozen=True)
@@ -138,7 +135,7 @@ def collect(dirs: Iterable[Path]) -> Collection:
         UserError: A directory does not exist, or a study.yaml is damaged.
     """
     dirs = list(dirs)
-    paths = find_runs(dirs)
+    paths, strangers = runs_and_strangers(dirs)
     collection = Collection([], [], {})
     sources: dict[str, Any] = {}
     for path in paths:
@@ -149,7 +146,7 @@ def collect(dirs: Iterable[Path]) -> Collection:
         if result.code:  # the hashes of a thousand runs by one code are kept once
             result.env["source"] = sources.setdefault(result.source, result.env["source"])
         collection.runs.append(result)
-    collection.excluded += _strangers(dirs, {path.resolve() for path in paths})
+    collection.excluded += (Excluded(path, reason) for path, reason in strangers.items())
     if not paths and not collection.excluded:
         fix = "give a run, an arm, a study or a runs_dir"
         raise ConfigError("there are no runs here", " ".join(map(str, dirs)), fix)
@@ -244,24 +241,3 @@ def _figures(values: dict[str, Any], before: str = "") -> Iterable[tuple[str, fl
             yield from _figures(value, f"{before}{name}/")
         elif isinstance(value, int | float) and not isinstance(value, bool):
             yield f"{before}{name}", float(value)
-
-
-def _strangers(dirs: list[Path], runs: set[Path]) -> list[Excluded]:
-    """Links, and directories that look like runs but are not."""
-    arms = {run.parent for run in runs}
-    reasons: dict[Path, str] = {}
-    for top in dirs:
-        depth = len(top.resolve().parts)
-        for folder, names, _ in os.walk(top.resolve()):
-            here = Path(folder)
-            if here in runs or len(here.parts) - depth >= 3:
-                names.clear()
-                continue
-            names[:] = sorted(name for name in names if not name.startswith("."))
-            for name in names:
-                path = here / name
-                if path.is_symlink() and path.resolve() not in runs:
-                    reasons[path] = "a link, which is not followed; name what it leads to"
-                elif path.resolve() not in runs and (RUN_NAME.fullmatch(name) or here in arms):
-                    reasons[path] = "not a run: no status.json"
-    return [Excluded(path, reason) for path, reason in sorted(reasons.items())]
