@@ -15,14 +15,13 @@ from scipy import stats
 from written_runs import TINY, Writer, config_of
 
 from nexus_ablate.comparison import judging
-from nexus_ablate.comparison.curves import Curves, read_curves, spikes
+from nexus_ablate.comparison.curves import Curves, read_curves
 from nexus_ablate.comparison.failures import failure
 from nexus_ablate.comparison.fairness import FAIL, PASS, WAIVED, WARN
 from nexus_ablate.comparison.load import Trained
 from nexus_ablate.comparison.verdict import AT_CHANCE
 from nexus_ablate.comparison.within_stratum import compare_stratum as compare
 from nexus_ablate.errors import ConfigError, UserError
-from nexus_ablate.measure.history import spike_score
 from nexus_ablate.runs import RunRecord, read_jsonl
 
 BASE = [2.00, 2.02, 1.98, 2.01, 1.99]
@@ -830,11 +829,13 @@ def test_a_cut_off_last_line_is_left_out_and_a_null_is_not_a_number(study):
     assert after.val.tolist() == before.val.tolist()
 
 
-def test_spikes_are_counted_as_the_run_counts_them():
-    losses = np.random.default_rng(0).normal(2, 0.01, 400)
-    losses[[200, 300]] += 1
-    assert np.nonzero(spikes(losses))[0].tolist() == [200, 300]
-    assert spikes(losses)[128:].mean() == spike_score(losses.tolist())
+def test_spikes_are_those_that_the_runs_counted(writer):
+    writer.arm(losses=BASE, summary={"spike_score/train/loss": 0.001})
+    writer.arm("norm=layer", losses=HIGHER, summary={"spike_score/train/loss": 0.004})
+    writer.arm("norm=scale", losses=HIGHER, train_noise="x")
+    base, spiky, uncounted = compare(writer.root).rows
+    assert (base.spike_score, spiky.spike_score, uncounted.spike_score) == (0.001, 0.004, None)
+    assert spiky.spiky and not uncounted.spiky
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ from functools import cached_property
 
 import numpy as np
 
-from nexus_ablate.comparison.curves import SPIKE_WINDOW, spikes
 from nexus_ablate.comparison.differences import CUT, changes, departure, label
 from nexus_ablate.comparison.load import Collection, Excluded, Trained
 from nexus_ablate.comparison.pairs import same_curves, unlike_code
@@ -104,17 +103,6 @@ class Arm:
     @cached_property
     def figure_names(self) -> list[str]:
         return list(dict.fromkeys(name for run in self.runs.values() for name in run.figures))
-
-    @cached_property
-    def spike_score(self) -> float | None:
-        """Mean share of spikes among the logged training losses: as the run counted them, else counted here."""
-        shares = []
-        for run in self.runs.values():
-            losses = run.curves.train
-            if len(losses) > SPIKE_WINDOW:
-                counted = float(spikes(losses)[SPIKE_WINDOW:].mean())
-                shares.append(run.figures.get("spike_score/train/loss", counted))
-        return float(np.mean(shares)) if shares else None
 
 
 def _figures(runs: dict[int, Trained], name: str, seeds: Sequence[int]) -> Array:

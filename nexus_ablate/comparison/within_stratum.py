@@ -30,6 +30,8 @@ from nexus_ablate.study.endpoint import Endpoint
 
 SHOWN = ("train_loss", "generalization_gap")
 """Figures that are shown beside diagnostics and evaluations, whose names have a slash."""
+SPIKES = "spike_score/train/loss"
+"""In summary.json, where more than 128 losses were logged after warm-up."""
 
 
 def compare_stratum(
@@ -189,7 +191,8 @@ def _describe(rows: list[ArmResult], arms: list[Arm], terms: Terms) -> None:
         row.params = arm.mean("params")
         row.params_share = _share(row.params, params)
         row.flops_share = _share(arm.mean("flops_per_token"), flops_per_token)
-        row.spike_score = arm.spike_score
+        shares = [run.figures[SPIKES] for run in arm.runs.values() if SPIKES in run.figures]
+        row.spike_score = float(np.mean(shares)) if shares else None
         row.rising = sum(rising(run) for run in arm.runs.values())
         row.lr = arm.lr if arm.runs else None
         tuned, row.lr_edge = best_lr(arm)
