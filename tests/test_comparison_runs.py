@@ -469,7 +469,7 @@ def test_other_shapes_have_other_initial_values_and_are_no_mismatch(writer):
         shared = json.loads((writer.paths[paths.index(path)] / "init.json").read_text())
         (path / "init.json").write_text(json.dumps(init | {"embedding.weight": shared["embedding.weight"]}))
     checked = check(compare(writer.root), "init")
-    assert checked.status == PASS and "norm=layer 1 of 4" in checked.text
+    assert checked.status == PASS
 
 
 def test_another_width_shares_no_initial_value_and_is_reported(writer):

@@ -17,7 +17,7 @@ from nexus_ablate.comparison.cell import Effect
 from nexus_ablate.comparison.failures import baseline_has_learned, failed_seeds
 from nexus_ablate.comparison.learning_rates import best_lr, beyond_edge, failed_rates
 from nexus_ablate.comparison.load import Excluded, Trained
-from nexus_ablate.comparison.pairs import shared_init, unlike_batches, unlike_code, unlike_init, unlike_plugins
+from nexus_ablate.comparison.pairs import shares_init, unlike_batches, unlike_code, unlike_init, unlike_plugins
 from nexus_ablate.comparison.terms import Terms
 from nexus_ablate.console import several
 from nexus_ablate.errors import unknown
@@ -157,24 +157,18 @@ def _unlike_evaluation(run: Trained, base_run: Trained) -> str:
 def _init(table: _Table) -> Check:
     """Parameters of the same name and shape must have the same initial numbers in both arms."""
     unlike: dict[str, str] = {}
-    partly, reshaped = [], []
+    reshaped = []
     for arm in table.arms:
-        reasons, shares = {}, []
+        reasons = {}
         for run, base_run in _pairs(arm, table.baseline):
-            shared, of = shared_init(run, base_run)
-            shares.append((shared, of))
             if names := unlike_init(run, base_run):
                 more = " ..." if len(names) > 2 else ""
                 reasons[run.seed] = f"other initial values of {', '.join(names[:2])}{more}"
-            elif not shared:
+            elif not shares_init(run, base_run):
                 reshaped.append(arm.label)
         unlike[arm.label] = _at_seeds(reasons)
-        shared, of = min(shares, default=(0, 0))
-        if shared < of:
-            partly.append(f"{arm.label} {shared} of {of}")
     if any(unlike.values()) or not reshaped:
-        note = f"; other shapes leave {', '.join(partly)}" if partly else ""
-        return by_arm("init", unlike, f"same initial normal numbers wherever name and shape agree{note}")
+        return by_arm("init", unlike, "same initial normal numbers wherever name and shape agree")
     return Check("init", WARN, "no parameter has the baseline's shape: " + ", ".join(dict.fromkeys(reshaped)))
 
 
