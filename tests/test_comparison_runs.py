@@ -514,16 +514,6 @@ def test_arms_with_other_compiled_programs_are_reported(writer):
     )
 
 
-@pytest.mark.parametrize(("dropout", "programs", "is_said"), [(0.1, 2, True), (0.1, 0, False), (0, 2, False)])
-def test_compiled_runs_beside_others_are_said_to_draw_other_dropout_masks(writer, dropout, programs, is_said):
-    eager = {"compiled": False, "programs": 0, "graph_breaks": 0}
-    writer.arm(f"model.dropout={dropout}", losses=BASE, summary=eager)
-    compiled = {"compiled": bool(programs), "programs": programs, "graph_breaks": 0}
-    writer.arm(f"model.dropout={dropout}", "norm=layer", losses=HIGHER, summary=compiled)
-    checked = check(compare(writer.root), "code")
-    assert ("compiled runs draw other masks than uncompiled ones" in checked.text) == is_said
-
-
 def test_a_baseline_that_diverged_is_reported_and_its_pairs_are_lost(writer):
     writer.arm(losses=BASE[:4])
     writer.run(seed=4, state="diverged", steps=50)

@@ -216,9 +216,8 @@ def _left_out(run: Trained, kept: Trained) -> Excluded:
     """Why a run is left out in favour of another run of the same arm and seed."""
     where = f"{kept.record.path.name} of {kept.record.study}"
     if code := unlike_code(run, kept):
-        is_newer = run.begun > kept.begun
-        reason = f"{'newer' if is_newer else 'older'} run by other code than {where}: {code}"
-        return replace(run.excluded(reason), newer_code=code if is_newer else "")
+        age = "newer" if run.begun > kept.begun else "older"
+        return run.excluded(f"{age} run by other code than {where}: {code}")
     same = "with the same losses" if same_curves(run, kept) else "with other losses"
     return run.excluded(f"duplicate: same arm and seed as {where}, {same}")
 

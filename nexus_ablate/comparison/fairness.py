@@ -277,10 +277,6 @@ def _starts_from_weights(run: Trained) -> bool:
     return "run" in (run.config.get("init") or {})
 
 
-def _drops_out(run: Trained) -> bool:
-    return bool((run.config.get("model") or {}).get("dropout"))
-
-
 def _copies(arm: Arm) -> str:
     """Runs of an arm with different seeds but the same initial values or the same batches.
 
@@ -429,13 +425,8 @@ def _code(table: _Table) -> Check:
     counted = [run for arm in table.everyone for run in arm.runs.values()]
     recorded = {name: texts - {""} for name, texts in _facts(counted).items()}
     notes = [f"{name} {' and '.join(sorted(texts))}" for name, texts in recorded.items() if len(texts) > 1]
-    if {"0"} < recorded.get("compiled programs", set()) and any(map(_drops_out, counted)):
-        notes.append("with dropout, compiled runs draw other masks than uncompiled ones")
     if any(run.env.get("git_dirty") for run in counted if run.record.state == "finished"):
         notes.append("uncommitted changes in the code")
-    newer = [out.newer_code for out in table.excluded if out.newer_code]
-    if newer:
-        notes.insert(0, f"{len(newer)} newer runs are left out: the study was launched last by other code ({newer[0]})")
     if any(run.code is None for run in runs):
         return _noted("code", [f"{NOT_RECORDED}; all by {runs[0].source}", *notes], "")
     commits = sorted({str(run.env["git_commit"])[:8] for run in runs if run.env.get("git_commit")})

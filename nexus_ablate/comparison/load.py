@@ -25,18 +25,13 @@ from nexus_ablate.study.schema import Study
 
 @dataclass(frozen=True)
 class Excluded:
-    """A directory that gave no result to the table, and why.
-
-    Attributes:
-        newer_code: How its code differs from that of the run in its place, where it was begun after that.
-    """
+    """A directory that gave no result to the table, and why."""
 
     path: Path
     reason: str
     arm: str = ""
     seed: int | None = None
     state: str = ""
-    newer_code: str = ""
 
 
 @dataclass(frozen=True)
