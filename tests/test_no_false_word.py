@@ -57,9 +57,9 @@ def copy_of_a_seed(writer):
 
 
 def edited_configurations(writer):
-    """The arm's config.yaml says another width at half of its seeds."""
+    """The arm's config.yaml was edited at four of its seeds when the runs had ended: another width."""
     for seed in range(0, SEEDS, 2):
-        config = run_of(writer, "norm=layer", seed) / "config.yaml"
+        config = sealed(run_of(writer, "norm=layer", seed)) / "config.yaml"
         config.write_text(config.read_text().replace("d_model: 16", "d_model: 32"))
 
 
@@ -71,7 +71,7 @@ CASES = [
     ({"dead": range(3)}, as_it_is, (), "INCONCLUSIVE", "with three: compared, and too noisy for a word"),
     ({"budget": 0.4}, as_it_is, (), "BETTER, early training", "5,120 tokens for 768 parameters in blocks"),
     ({}, copy_of_a_seed, (), "NOT COMPARABLE", "a copied seed"),
-    ({}, edited_configurations, (), "INCOMPLETE", "edited configurations, of which neither is the majority"),
+    ({}, edited_configurations, (), "TOO FEW SEEDS, incomplete", "edited configurations, which no arm's name shows"),
 ]
 
 

@@ -78,7 +78,10 @@ def test_wins_are_of_the_better_side(capsys):
         for s in range(5)
     ]
     _, printed = judged(capsys, "runs.csv", table, "--endpoint", "acc", "--better", "higher", "--json", "-")
-    assert json.loads(printed)["rows"][1]["verdict"]["word"] == "BETTER"
+    row = json.loads(printed)["rows"][1]
+    assert row["verdict"]["word"] == "BETTER" and row["wins"] == 5
+    _, printed = judged(capsys, "runs.csv", table, "--endpoint", "acc", "--better", "higher", "--csv", "-")
+    assert next(row for row in csv.DictReader(printed.splitlines()) if row["arm"] == "x")["wins"] == "5"
     _, printed = judged(capsys, "runs.csv", table, "--endpoint", "acc", "--better", "higher")
     assert next(line for line in printed.splitlines() if line.startswith("x  ")).count("5/5") == 2  # seeds and wins
 

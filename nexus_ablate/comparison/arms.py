@@ -10,14 +10,13 @@ from functools import cached_property
 
 import numpy as np
 
-from nexus_ablate.comparison.curves import SPIKE_WINDOW, spikes
-from nexus_ablate.comparison.differences import CUT, changes, departure, differing, label, meaning, science_key
+from nexus_ablate.comparison.differences import CUT, changes, departure, label
 from nexus_ablate.comparison.load import Collection, Excluded, Trained
 from nexus_ablate.comparison.pairs import same_curves, unlike_code
 from nexus_ablate.comparison.statistics import Array
 from nexus_ablate.comparison.terms import Terms
 from nexus_ablate.console import several
-from nexus_ablate.errors import ConfigError, printable, unknown
+from nexus_ablate.errors import ConfigError, unknown
 from nexus_ablate.study.endpoint import Endpoint
 
 
@@ -105,17 +104,6 @@ class Arm:
     def figure_names(self) -> list[str]:
         return list(dict.fromkeys(name for run in self.runs.values() for name in run.figures))
 
-    @cached_property
-    def spike_score(self) -> float | None:
-        """Mean share of spikes among the logged training losses: as the run counted them, else counted here."""
-        shares = []
-        for run in self.runs.values():
-            losses = run.curves.train
-            if len(losses) > SPIKE_WINDOW:
-                counted = float(spikes(losses)[SPIKE_WINDOW:].mean())
-                shares.append(run.figures.get("spike_score/train/loss", counted))
-        return float(np.mean(shares)) if shares else None
-
 
 def _figures(runs: dict[int, Trained], name: str, seeds: Sequence[int]) -> Array:
     values = np.full(len(seeds), np.nan)
@@ -182,11 +170,10 @@ def group(collection: Collection) -> tuple[list[Arm], list[Excluded]]:
     """
     trained, excluded = _as_fixed(collection)
     arms, hashes = [], []
-    for (name, requested), members in _by_configuration(trained).items():
-        runs, waiting = _of_one_configuration(members)
-        excluded += waiting
-        if not runs:
-            continue
+    by_configuration: dict[tuple[str, str], list[Trained]] = {}
+    for run in sorted(trained, key=lambda run: (run.record.rerun, run.record.study, str(run.record.path))):
+        by_configuration.setdefault((run.record.arm, run.config_hash), []).append(run)
+    for (name, requested), runs in by_configuration.items():
         launched = [run for run in runs if run.source == collection.study_of(run).source]
         last = max(launched or runs, key=lambda run: run.begun)
         kept: dict[int, Trained] = {}
@@ -198,7 +185,7 @@ def group(collection: Collection) -> tuple[list[Arm], list[Excluded]]:
             if counted is not run:
                 excluded.append(_left_out(run, counted))
         studies = {run.record.study for run in runs}
-        arms.append(Arm(name, name, dict(sorted(kept.items())), waiting, studies))
+        arms.append(Arm(name, name, dict(sorted(kept.items())), studies=studies))
         hashes.append(requested[:8])
     for arm, requested in zip(arms, hashes, strict=True):
         namesakes = [other for other in arms if other.name == arm.name]
@@ -225,59 +212,12 @@ def _as_fixed(collection: Collection) -> tuple[list[Trained], list[Excluded]]:
     return kept, excluded
 
 
-def _by_configuration(runs: list[Trained]) -> dict[tuple[str, str], list[Trained]]:
-    """Runs by the name of their arm and the hash of what was asked for, those of one seed in the order of their names.
-
-    A run of a version that recorded no such hash joins the arm whose config.yaml says the same.
-    """
-    groups: dict[tuple[str, str], list[Trained]] = {}
-    ordered = sorted(runs, key=lambda r: (r.record.rerun, r.record.study, str(r.record.path)))
-    for run in ordered:
-        if run.config_hash:
-            groups.setdefault((run.record.arm, run.config_hash), []).append(run)
-    known = {(key[0], science_key(members[0].config)): key for key, members in groups.items()}
-    for run in ordered:
-        if not run.config_hash:
-            name = run.record.arm
-            key = known.get((name, science_key(run.config)), (name, run.arm_hash))
-            groups.setdefault(key, []).append(run)
-    return groups
-
-
-def _of_one_configuration(runs: list[Trained]) -> tuple[list[Trained], list[Excluded]]:
-    """The runs whose config.yaml says what most of them say; where no majority does, none of them."""
-    texts = [science_key(run.config) for run in runs]
-    if len(set(texts)) == 1:
-        return runs, []
-    meanings: dict[str, str] = {}
-    by_meaning: dict[str, list[Trained]] = {}
-    for text, run in zip(texts, runs, strict=True):
-        if text not in meanings:
-            meanings[text] = meaning(run.config) or text
-        by_meaning.setdefault(meanings[text], []).append(run)
-    first, *others = sorted(by_meaning.values(), key=len, reverse=True)
-    has_majority = not others or len(first) > len(others[0])
-    kept = first if has_majority else []
-    excluded = []
-    for text, run in zip(texts, runs, strict=True):
-        group = by_meaning[meanings[text]]
-        if group is not kept:
-            other = others[0][0] if group is first else first[0]
-            said = []
-            for key, (other_value, value) in differing(run.config, other.config).items():
-                said.append(f"{key} is {value}, and {other_value} at seed {other.seed}")
-            reason = printable(f"contradicts its arm: in config.yaml {', '.join(said)}", 200)
-            excluded.append(run.excluded(reason, "inconsistent"))
-    return kept, excluded
-
-
 def _left_out(run: Trained, kept: Trained) -> Excluded:
     """Why a run is left out in favour of another run of the same arm and seed."""
     where = f"{kept.record.path.name} of {kept.record.study}"
     if code := unlike_code(run, kept):
-        is_newer = run.begun > kept.begun
-        reason = f"{'newer' if is_newer else 'older'} run by other code than {where}: {code}"
-        return replace(run.excluded(reason), newer_code=code if is_newer else "")
+        age = "newer" if run.begun > kept.begun else "older"
+        return run.excluded(f"{age} run by other code than {where}: {code}")
     same = "with the same losses" if same_curves(run, kept) else "with other losses"
     return run.excluded(f"duplicate: same arm and seed as {where}, {same}")
 

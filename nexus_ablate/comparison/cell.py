@@ -40,7 +40,6 @@ class Effect:
         low, high: The interval, the one that decides.
         spread: Standard deviation of a pair's difference over seeds.
         spread_bound: Its upper 80% bound, for planning seeds.
-        wins: Seeds in which the arm was lower; None of unpaired runs.
         rho: Correlation of arm and baseline over the seeds; None below 3 pairs or without variation.
         text_se: The standard error over evaluation text alone; None where losses by block of text are not known.
         counts_text: Whether it is part of `se`.
@@ -57,7 +56,6 @@ class Effect:
     high: float
     spread: float
     spread_bound: float
-    wins: int | None = None
     rho: float | None = None
     text_se: float | None = None
     counts_text: bool = False
@@ -104,7 +102,7 @@ def judge_cell(
         None for fewer than two pairs (of unpaired runs, fewer than two of either), and where no difference varies or is
         other than 0.
     """
-    wins, rho, text_se, counts_text = None, None, None, False
+    rho, text_se, counts_text = None, None, False
     if are_paired:
         both = np.isfinite(arm - baseline)
         differences = (arm - baseline)[both]
@@ -119,7 +117,7 @@ def judge_cell(
             counts_text = len(shares) >= FEWEST_BLOCKS
             if counts_text:
                 se, df = se_with_text, df_with_text
-        wins, rho = int((differences < 0).sum()), correlation(baseline[both], arm[both])
+        rho = correlation(baseline[both], arm[both])
     else:
         arm, baseline = arm[np.isfinite(arm)], baseline[np.isfinite(baseline)]
         n = min(len(arm), len(baseline))
@@ -143,7 +141,6 @@ def judge_cell(
         high=delta + critical * se,
         spread=spread,
         spread_bound=upper_bound(spread, n - 1),
-        wins=wins,
         rho=rho,
         text_se=text_se,
         counts_text=counts_text,

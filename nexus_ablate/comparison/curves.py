@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from nexus_ablate.comparison.statistics import Array
 from nexus_ablate.errors import UserError
@@ -16,7 +15,6 @@ from nexus_ablate.runs.formats import Count, Measured
 from nexus_ablate.runs.record import damaged, parse_row, read_lines, read_rows
 
 AXES = ("tokens", "flops", "seconds")
-SPIKE_WINDOW, SPIKE_DEVIATIONS = 128, 6.0
 
 
 class _Row(msgspec.Struct):
@@ -106,17 +104,3 @@ def read_curves(path: Path) -> Curves:
         steps=np.array(steps, dtype=float),
         last=last,
     )
-
-
-def spikes(losses: Array) -> NDArray[np.bool_]:
-    """Which losses lie 6 standard deviations above the mean of the 128 before them; none of the first 128 does.
-
-    The rule of `measure.history.spike_score`, in arrays.
-    """
-    is_spike = np.zeros(len(losses), dtype=bool)
-    if len(losses) > SPIKE_WINDOW:
-        before = np.lib.stride_tricks.sliding_window_view(losses, SPIKE_WINDOW)[:-1]
-        deviation = before.std(1)
-        above = losses[SPIKE_WINDOW:] - before.mean(1)
-        is_spike[SPIKE_WINDOW:] = (deviation >= 1e-10) & (above > SPIKE_DEVIATIONS * deviation)
-    return is_spike

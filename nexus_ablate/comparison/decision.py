@@ -173,10 +173,10 @@ def _difference(word: str, effect: Effect, result: ArmResult, terms: Terms) -> s
     if word in DIFFERENT and not endpoint.log:
         ends = sorted((abs(effect.low), abs(effect.high)))
         interval = " to ".join(map(endpoint.value, ends))
-    if effect.wins is None:
-        seeds = f"over {several(effect.n, 'run')} of each"
-    else:
+    if result.pairs:
         seeds = f"at {result.seeds_on_side(effect.delta)} of {several(effect.n, 'seed')}"
+    else:
+        seeds = f"over {several(effect.n, 'run')} of each"
     sentence = f"ends {endpoint.clause(effect.delta)} ({interval}), {seeds}"
     return sentence if word in DIFFERENT else f"{sentence}; {_needed_seeds(word, effect, result, terms)}"
 

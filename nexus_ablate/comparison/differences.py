@@ -95,16 +95,6 @@ def departure(config: dict[str, Any], arm: str, study: Study) -> str:
     return "was replaced" if key in known else "is not that of the study"
 
 
-def meaning(config: dict[str, Any]) -> str:
-    """The same for a config.yaml with every `auto` replaced; '' where this version cannot read it."""
-    understood = _understood(config)
-    if understood is None:
-        return ""
-    values = understood.science()
-    values.pop("seed", None)
-    return json.dumps(values, sort_keys=True, default=str)
-
-
 def _text(keys: dict[str, Any], key: str) -> str:
     if key not in keys:
         return ""

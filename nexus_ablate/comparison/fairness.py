@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import combinations, product
-from typing import Any
 
 from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.cell import Effect
 from nexus_ablate.comparison.failures import baseline_has_learned, failed_seeds
 from nexus_ablate.comparison.learning_rates import best_lr, beyond_edge, failed_rates
 from nexus_ablate.comparison.load import Excluded, Trained
-from nexus_ablate.comparison.pairs import shared_init, unlike_batches, unlike_code, unlike_init, unlike_plugins
+from nexus_ablate.comparison.pairs import shares_init, unlike_batches, unlike_code, unlike_init, unlike_plugins
 from nexus_ablate.comparison.terms import Terms
 from nexus_ablate.console import several
 from nexus_ablate.errors import unknown
@@ -157,34 +156,19 @@ def _unlike_evaluation(run: Trained, base_run: Trained) -> str:
 def _init(table: _Table) -> Check:
     """Parameters of the same name and shape must have the same initial numbers in both arms."""
     unlike: dict[str, str] = {}
-    partly, reshaped = [], []
+    reshaped = []
     for arm in table.arms:
-        reasons, shares = {}, []
+        reasons = {}
         for run, base_run in _pairs(arm, table.baseline):
-            shared, of = shared_init(run, base_run)
-            shares.append((shared, of))
-            shapes = [shape for _, shape in (*run.init.values(), *base_run.init.values())]
             if names := unlike_init(run, base_run):
                 more = " ..." if len(names) > 2 else ""
                 reasons[run.seed] = f"other initial values of {', '.join(names[:2])}{more}"
-            elif shared:
-                continue
-            elif (not of or None in shapes) and _width(arm) == _width(table.baseline):
-                reasons[run.seed] = "other initial values"
-            else:
+            elif not shares_init(run, base_run):
                 reshaped.append(arm.label)
         unlike[arm.label] = _at_seeds(reasons)
-        shared, of = min(shares, default=(0, 0))
-        if shared < of:
-            partly.append(f"{arm.label} {shared} of {of}")
     if any(unlike.values()) or not reshaped:
-        note = f"; other shapes leave {', '.join(partly)}" if partly else ""
-        return by_arm("init", unlike, f"same initial normal numbers wherever name and shape agree{note}")
+        return by_arm("init", unlike, "same initial normal numbers wherever name and shape agree")
     return Check("init", WARN, "no parameter has the baseline's shape: " + ", ".join(dict.fromkeys(reshaped)))
-
-
-def _width(arm: Arm) -> Any:
-    return (arm.config.get("model") or {}).get("d_model")
 
 
 def _schedule(table: _Table) -> Check:
@@ -204,7 +188,8 @@ def _schedule(table: _Table) -> Check:
 def _budget(figure: str, table: _Table) -> Check | None:
     """A relative difference to the baseline: reported above 1%; above 5% it breaks a declared match.
 
-    The difference is that of the pair that differs most. Seconds vary between runs, so their means are compared.
+    The difference is that of the pair that differs most. Means are compared where runs share no seeds, and of seconds,
+    which vary between runs.
     """
     match, baseline = table.terms.study.match, table.baseline
     if table.terms.is_listed:
@@ -223,7 +208,7 @@ def _budget(figure: str, table: _Table) -> Check | None:
             if math.isfinite(ratio):
                 shares[seed] = ratio - 1
         mean = arm.mean(figure)
-        if figure == "seconds" and mean is not None:
+        if (figure == "seconds" or not table.terms.is_paired) and mean is not None:
             mismatches[arm.label] = mean / base_mean - 1
         elif shares:
             worst = max(shares, key=lambda seed: abs(shares[seed]))
@@ -289,10 +274,6 @@ def _seeds(table: _Table) -> Check:
 def _starts_from_weights(run: Trained) -> bool:
     """Whether a run's first weights are those of another one, whatever its seed."""
     return "run" in (run.config.get("init") or {})
-
-
-def _drops_out(run: Trained) -> bool:
-    return bool((run.config.get("model") or {}).get("dropout"))
 
 
 def _copies(arm: Arm) -> str:
@@ -443,13 +424,8 @@ def _code(table: _Table) -> Check:
     counted = [run for arm in table.everyone for run in arm.runs.values()]
     recorded = {name: texts - {""} for name, texts in _facts(counted).items()}
     notes = [f"{name} {' and '.join(sorted(texts))}" for name, texts in recorded.items() if len(texts) > 1]
-    if {"0"} < recorded.get("compiled programs", set()) and any(map(_drops_out, counted)):
-        notes.append("with dropout, compiled runs draw other masks than uncompiled ones")
     if any(run.env.get("git_dirty") for run in counted if run.record.state == "finished"):
         notes.append("uncommitted changes in the code")
-    newer = [out.newer_code for out in table.excluded if out.newer_code]
-    if newer:
-        notes.insert(0, f"{len(newer)} newer runs are left out: the study was launched last by other code ({newer[0]})")
     if any(run.code is None for run in runs):
         return _noted("code", [f"{NOT_RECORDED}; all by {runs[0].source}", *notes], "")
     commits = sorted({str(run.env["git_commit"])[:8] for run in runs if run.env.get("git_commit")})

@@ -31,8 +31,6 @@ KINDS = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 NO_SEED = "none"
 """Of `seed=none`: the runs have no seeds."""
 _BYTES = 64 * 2**20
-_UNITS_APART = 500
-"""Two budgets of one arm that are as far apart are in thousands and in ones, or in seconds and milliseconds."""
 
 Cells = Mapping[str, Any]
 
@@ -335,13 +333,3 @@ def _refuse_mixed_units(runs: list[Listed]) -> None:
     if len(units) > 1:
         met = [f"{unit or 'no unit'} ({where})" for unit, where in units.items()]
         raise ConfigError("the endpoint is in mixed units", ", ".join(met[:3]), "the same unit in every row")
-    for name in ("tokens", "seconds"):
-        extremes: dict[tuple[str, str], list[tuple[float, str]]] = {}
-        for run in runs:
-            if (budget := getattr(run, name)) is not None:
-                extremes.setdefault((run.stratum, run.arm), []).append((budget, run.where))
-        for budgets in extremes.values():
-            (low, where), (high, other) = min(budgets), max(budgets)
-            if high >= _UNITS_APART * low:
-                got = f"{low:g} ({where}) and {high:g} ({other}) of one arm"
-                raise ConfigError(f"{name} are in mixed units", got, "the same unit in every row")

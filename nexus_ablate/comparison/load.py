@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import os
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,40 +15,23 @@ from nexus_ablate.comparison.curves import Curves, read_curves
 from nexus_ablate.comparison.terms import Terms, read_terms
 from nexus_ablate.comparison.windows import WindowLosses, read_windows
 from nexus_ablate.errors import ConfigError, UserError, printable
-from nexus_ablate.measure.history import FINAL
 from nexus_ablate.provenance import code_of, source_hash
-from nexus_ablate.runs import SETTLED, RunRecord, find_runs, read_run
+from nexus_ablate.runs import SETTLED, RunRecord, read_run
 from nexus_ablate.runs.formats import INIT
 from nexus_ablate.runs.lookup import id_of
-from nexus_ablate.runs.record import last_row, leaves, read_document
+from nexus_ablate.runs.record import last_row, leaves, read_document, runs_and_strangers
 from nexus_ablate.study.schema import Study
-
-CLAIMED = {
-    "val_loss": "val/loss",
-    "val_bpb": "val/bpb",
-    "tokens": "tokens",
-    "steps": "step",
-    "flops": "flops",
-    "batch_hash": "batch_hash",
-}
-"""Figures of summary.json that the last row of metrics.jsonl repeats, and their names there."""
-RUN_NAME = re.compile(r"s\d+-[0-9a-f]{8}(-r\d+)?")
 
 
 @dataclass(frozen=True)
 class Excluded:
-    """A directory that gave no result to the table, and why.
-
-    Attributes:
-        newer_code: How its code differs from that of the run in its place, where it was begun after that.
-    """
+    """A directory that gave no result to the table, and why."""
 
     path: Path
     reason: str
     arm: str = ""
     seed: int | None = None
     state: str = ""
-    newer_code: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,10 +69,6 @@ class Trained:
     def seed(self) -> int:
         assert self.record.seed is not None
         return self.record.seed
-
-    @property
-    def arm_hash(self) -> str:
-        return str(self.env.get("arm_hash") or self.summary.get("arm_hash") or "")
 
     @property
     def config_hash(self) -> str:
@@ -153,7 +130,7 @@ def collect(dirs: Iterable[Path]) -> Collection:
         UserError: A directory does not exist, or a study.yaml is damaged.
     """
     dirs = list(dirs)
-    paths = find_runs(dirs)
+    paths, strangers = runs_and_strangers(dirs)
     collection = Collection([], [], {})
     sources: dict[str, Any] = {}
     for path in paths:
@@ -164,7 +141,7 @@ def collect(dirs: Iterable[Path]) -> Collection:
         if result.code:  # the hashes of a thousand runs by one code are kept once
             result.env["source"] = sources.setdefault(result.source, result.env["source"])
         collection.runs.append(result)
-    collection.excluded += _strangers(dirs, {path.resolve() for path in paths})
+    collection.excluded += (Excluded(path, reason) for path, reason in strangers.items())
     if not paths and not collection.excluded:
         fix = "give a run, an arm, a study or a runs_dir"
         raise ConfigError("there are no runs here", " ".join(map(str, dirs)), fix)
@@ -207,13 +184,15 @@ def _read(path: Path) -> Trained | Excluded:
 
 
 def contradictions(run: Trained) -> Iterator[str]:
-    """How the files of a run contradict each other."""
-    record, curves, probed, env = run.record, run.curves, run.probed, run.env
+    """How the files of a run contradict each other, beside what the hashes show that it ended with."""
+    record, curves, env = run.record, run.curves, run.env
     if (seed := run.config.get("seed")) != record.seed:
         yield f"the directory says seed {record.seed}, config.yaml says {seed}"
     named, run_hash = id_of(record.path)[:8], env.get("run_hash")
     if run_hash and not str(run_hash).startswith(named):
         yield f"the directory is named {named}, env.json is of run {run_hash:.8}"
+    if not run.init:
+        yield "init.json is missing"
     backwards = np.nonzero(np.diff(curves.steps) <= 0)[0]
     if len(backwards):
         before, after = curves.steps[backwards[0] : backwards[0] + 2]
@@ -232,16 +211,8 @@ def contradictions(run: Trained) -> Iterator[str]:
             yield f"metrics.jsonl has rows for {logged} of the {due} steps at which one is due"
     if "arm_hash" in summary and summary["arm_hash"] != env.get("arm_hash"):
         yield "summary.json and env.json are of different arms"
-    if probed.get("step", last["step"] if "probe_hash" not in summary else None) != last["step"]:
-        yield f"probes.jsonl ends at step {probed.get('step')}, metrics.jsonl at step {last['step']}"
-    repeated = {name: name for name in summary if "/" in name and name not in FINAL}
-    for source, rows in (("metrics.jsonl", last), ("probes.jsonl", probed)):
-        for name, key in (CLAIMED | repeated).items():
-            required = rows is last and name in ("val_loss", "tokens", "steps")
-            if (required or (key in rows and name in summary)) and summary.get(name) != rows.get(key):
-                yield f"{name} is {summary.get(name)} in summary.json, and {rows.get(key)} at the end of {source}"
-    if run.windows is not None and abs(run.windows.mean - run.figures.get("val_loss", math.nan)) > 1e-6:
-        yield f"val_loss is {summary['val_loss']} in summary.json, and {run.windows.mean} in evaluation.jsonl"
+    if (summary.get("batch_hash") or "") != (last.get("batch_hash") or ""):
+        yield "summary.json and metrics.jsonl end with different batches"
 
 
 def _initial_values(path: Path) -> dict[str, tuple[str, tuple[int, ...] | None]]:
@@ -263,24 +234,3 @@ def _figures(summary: dict[str, Any]) -> Iterator[tuple[str, float]]:
     for names, value in leaves(summary):
         if isinstance(value, int | float) and not isinstance(value, bool):
             yield "/".join(names), float(value)
-
-
-def _strangers(dirs: list[Path], runs: set[Path]) -> list[Excluded]:
-    """Links, and directories that look like runs but are not."""
-    arms = {run.parent for run in runs}
-    reasons: dict[Path, str] = {}
-    for top in dirs:
-        depth = len(top.resolve().parts)
-        for folder, names, _ in os.walk(top.resolve()):
-            here = Path(folder)
-            if here in runs or len(here.parts) - depth >= 3:
-                names.clear()
-                continue
-            names[:] = sorted(name for name in names if not name.startswith("."))
-            for name in names:
-                path = here / name
-                if path.is_symlink() and path.resolve() not in runs:
-                    reasons[path] = "a link, which is not followed; name what it leads to"
-                elif path.resolve() not in runs and (RUN_NAME.fullmatch(name) or here in arms):
-                    reasons[path] = "not a run: no status.json"
-    return [Excluded(path, reason) for path, reason in sorted(reasons.items())]

@@ -54,21 +54,20 @@ def unlike_plugins(run: Trained, twin: Trained) -> str:
     return differ(files) if files else ""
 
 
-def shared_init(run: Trained, twin: Trained) -> tuple[int, int]:
-    """Parameters whose first values come from the same normal numbers, and parameters of the same name.
+def shares_init(run: Trained, twin: Trained) -> bool:
+    """Whether the first values of any parameter come from the same normal numbers.
 
     The numbers are a function of (seed, name, shape), so parameters whose numbers differ must have different shapes.
     """
-    names = run.init.keys() & twin.init.keys()
-    return sum(run.init[name][0] == twin.init[name][0] for name in names), len(names)
+    return any(run.init[name][0] == twin.init[name][0] for name in run.init.keys() & twin.init.keys())
 
 
 def unlike_init(run: Trained, twin: Trained) -> list[str]:
-    """Parameters of the same name and shape that began with other numbers; an unknown shape is not the same."""
+    """Parameters of the same name and shape, or of no recorded shape, that began with other numbers."""
     unlike = []
     for name, (twin_z, twin_shape) in twin.init.items():
-        z, shape = run.init.get(name, (twin_z, None))
-        if shape is not None and shape == twin_shape and z != twin_z:
+        z, shape = run.init.get(name, (twin_z, twin_shape))
+        if shape == twin_shape and z != twin_z:
             unlike.append(name)
     return unlike
 

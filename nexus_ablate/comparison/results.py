@@ -160,6 +160,13 @@ class ArmResult:
         """The seeds whose difference has this sign; a tie is on neither side."""
         return sum(difference * sign > 0 for difference in self.pairs)
 
+    @property
+    def wins(self) -> int | None:
+        """The seeds at which the arm was better, or lower where neither side is; None without an effect or pairs."""
+        if self.effect is None or not self.pairs:
+            return None
+        return self.seeds_on_side(1 if self.endpoint.better == "higher" else -1)
+
     def change_to(self, other: ArmResult, level: float = LEVEL) -> Interval | None:
         """How much more the arm differs from its baseline in another stratum, over the seeds of both."""
         elsewhere = dict(zip(other.seeds, other.differences, strict=True))
@@ -227,7 +234,6 @@ EFFECT_COLUMNS = (
     "se",
     "df",
     "critical",
-    "wins",
     "rho",
     "spread",
     "spread_bound",
@@ -236,6 +242,7 @@ EFFECT_COLUMNS = (
     "detectable",
 )
 NUMBER_COLUMNS = (
+    "wins",
     "delta_over_sd",
     "seeds_to_differ",
     "seeds_to_equal",

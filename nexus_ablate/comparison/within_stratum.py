@@ -25,11 +25,13 @@ from nexus_ablate.comparison.statistics import Array, Interval, interaction, mea
 from nexus_ablate.comparison.terms import Terms, amendment_lines
 from nexus_ablate.comparison.verdict import FAILS
 from nexus_ablate.console import several
-from nexus_ablate.errors import ConfigError, did_you_mean, unknown
+from nexus_ablate.errors import unknown
 from nexus_ablate.study.endpoint import Endpoint
 
 SHOWN = ("train_loss", "generalization_gap")
 """Figures that are shown beside diagnostics and evaluations, whose names have a slash."""
+SPIKES = "spike_score/train/loss"
+"""In summary.json, where more than 128 losses were logged after warm-up."""
 
 
 def compare_stratum(
@@ -82,13 +84,7 @@ def compare_stratum(
         for equal in terms.study.equal
         if equal.arm == base.name
     ]
-    arms, endpoint = [base, *shown, *copies], terms.endpoint
-    states = {run.record.state for each in arms for run in each.runs.values()}
-    if "finished" in states and not any(each.mean(endpoint.name) is not None for each in arms):
-        names = {name for each in arms for name in each.figure_names}
-        near = did_you_mean(endpoint.name, names) or "val_loss"
-        raise ConfigError("no run has the endpoint of the study", endpoint.name, f"endpoints: {{{near}: {{}}}}")
-    return compared(arms, terms, excluded, conditions)
+    return compared([base, *shown, *copies], terms, excluded, conditions)
 
 
 def _direct(terms: Terms, others: int, is_alone: bool) -> Terms:
@@ -189,7 +185,8 @@ def _describe(rows: list[ArmResult], arms: list[Arm], terms: Terms) -> None:
         row.params = arm.mean("params")
         row.params_share = _share(row.params, params)
         row.flops_share = _share(arm.mean("flops_per_token"), flops_per_token)
-        row.spike_score = arm.spike_score
+        shares = [run.figures[SPIKES] for run in arm.runs.values() if SPIKES in run.figures]
+        row.spike_score = float(np.mean(shares)) if shares else None
         row.rising = sum(rising(run) for run in arm.runs.values())
         row.lr = arm.lr if arm.runs else None
         tuned, row.lr_edge = best_lr(arm)

@@ -164,11 +164,7 @@ def _detectable_text(row: ArmResult) -> str:
 
 def _wins_text(row: ArmResult) -> str:
     """`4/5`: the seeds in which the arm was better, or lower where neither side is better."""
-    effect = row.effect
-    if effect is None or effect.wins is None:
-        return NOTHING
-    better = 1 if row.endpoint.better == "higher" else -1
-    return f"{row.seeds_on_side(better)}/{effect.n}"
+    return NOTHING if row.wins is None or row.effect is None else f"{row.wins}/{row.effect.n}"
 
 
 def _errors_text(row: ArmResult) -> str:

@@ -286,26 +286,52 @@ def find_runs(dirs: Iterable[Path]) -> list[Path]:
     Raises:
         UserError: A given directory doesn't exist or can't be read.
     """
+    return runs_and_strangers(dirs)[0]
+
+
+def runs_and_strangers(dirs: Iterable[Path]) -> tuple[list[Path], dict[Path, str]]:
+    """The runs, as `find_runs` has them, and why links and directories that look like runs are none.
+
+    Raises:
+        UserError: As in `find_runs`.
+    """
     runs: dict[Path, Path] = {}  # by resolved path, so that a link doesn't count a run twice
+    others: list[Path] = []
 
     def search(path: Path, depth: int) -> None:
-        if has_status(path):
-            runs.setdefault(path.resolve(), path)
-        elif depth:
-            for child in path.iterdir():
-                if child.is_dir() and not child.is_symlink() and not child.name.startswith("."):
-                    search(child, depth - 1)
+        for child in path.iterdir():
+            if child.name.startswith(".") or not child.is_dir():
+                continue
+            is_link = child.is_symlink()
+            if not is_link and has_status(child):
+                runs.setdefault(child.resolve(), child)
+                continue
+            others.append(child)
+            if depth > 1 and not is_link:
+                search(child, depth - 1)
 
     for path in chain.from_iterable(map(with_strata, dirs)):
         if not os.path.isdir(path):
             is_first = not path.parent.is_dir() and len(path.parts) == 2  # nothing was ever trained here
             fix = f"nexus-ablate study {path.name}" if is_first else "nexus-ablate status"
             raise UserError("this directory does not exist", str(path), fix)
+        place = Path(os.path.abspath(path))
         try:
-            search(Path(os.path.abspath(path)), depth=3)
+            if has_status(place):
+                runs.setdefault(place.resolve(), place)
+            else:
+                search(place, depth=3)
         except OSError as error:
             raise UserError(f"{path} cannot be searched", str(error), f"chmod u+rx {shlex.quote(str(path))}") from None
-    return sorted(runs.values())
+    arms = {run.parent for run in runs.values()}
+    strangers = {}
+    for path in sorted(others):
+        if path.is_symlink():
+            if path.resolve() not in runs:
+                strangers[path] = "a link, which is not followed; name what it leads to"
+        elif _RUN_NAME.fullmatch(path.name) or path.parent in arms:
+            strangers[path] = "not a run: no status.json"
+    return sorted(runs.values()), strangers
 
 
 def read_text(path: Path) -> str | None:
