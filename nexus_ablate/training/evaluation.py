@@ -86,10 +86,8 @@ def restore(record: RunRecord) -> tuple[RunConfig, TokenizedData, GPT]:
     if loaded is None:
         raise CheckpointError("this run has no checkpoint", str(record.path), "rerun=on trains it again")
     weights = loaded.tensors["model"]
-    problem, fix = (
-        f"the weights in {loaded.path} are from another version",
-        "evaluate it with the version in its env.json",
-    )
+    problem = f"the weights in {loaded.path} are from another version"
+    fix = "evaluate it with the version in its env.json"
     depth = len({name.split(".")[1] for name in weights if name.startswith("blocks.")})
     if depth != config.model.n_layers:  # ten thousand layers take minutes to be built, even without values
         raise CheckpointError(problem, f"{depth} blocks, not {config.model.n_layers}", fix)
