@@ -222,8 +222,8 @@ def _notes(row: ArmResult, arm: Arm, base: Arm, terms: Terms) -> list[str]:
     notes = [note for note in own if note not in base_notes]
     for planned in terms.study.arms:
         if planned.name == arm.name and planned.match:
-            solved = " ".join(planned.match.solved) or "nothing to change"
-            notes.append(f"matched {planned.match.kind} by {solved}, {planned.match.residual:+.2%} left")
+            how = f"by {' '.join(planned.match.solved)}" if planned.match.solved else "without a change"
+            notes.append(f"matched {planned.match.kind} {how}, {planned.match.residual:+.2%} left")
     params, flops = row.params_share or 0.0, row.flops_share or 0.0
     if max(abs(params), abs(flops)) > MISMATCH_FAIL:
         notes.append(f"{1 + params:.3g} times the baseline's parameters, {1 + flops:.3g} times its FLOPs per token")
