@@ -14,6 +14,7 @@ import pytest
 from scipy import stats
 from written_runs import TINY, Writer, config_of
 
+from nexus_ablate.cli import main
 from nexus_ablate.comparison import judging
 from nexus_ablate.comparison.curves import Curves, read_curves
 from nexus_ablate.comparison.failures import failure
@@ -448,6 +449,20 @@ def test_more_parameters_fail_only_against_a_declared_match(writer, match, param
     writer.arm("norm=layer", losses=HIGHER, summary={"params": params})
     writer.plan(("norm=layer",), match=match)
     assert flagged(compare(writer.root), "params") == (status, word)
+
+
+@pytest.mark.parametrize(
+    ("solved", "said"),
+    [(["d_ff_ratio=5/2"], "matched params by d_ff_ratio=5/2, -1.75% left"), ([], "matched params without a change, ")],
+)
+def test_a_sentence_says_how_an_arm_was_matched_and_what_is_left(writer, capsys, solved, said):
+    writer.arm(losses=BASE)
+    writer.arm("norm=layer", losses=HIGHER)
+    matched = {"kind": "params", "target": 1000.0, "got": 982.5, "residual": -0.0175, "solved": solved}
+    arm = {"name": "norm=layer", "overrides": ["norm=layer"], "match": matched}
+    writer.plan(arms=[arm], match="params")
+    assert main(["compare", str(writer.root)]) == 0
+    assert said in capsys.readouterr().out
 
 
 def test_runs_of_different_length_are_pairs_as_far_as_both_went(writer):
