@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from nexus_ablate.axes.attention import ATTENTION
 from nexus_ablate.axes.modules import Geometry
 from nexus_ablate.axes.normalizer import NORMALIZER
-from nexus_ablate.axes.position import Position, by_distance
+from nexus_ablate.axes.position import Position, square
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.kernels.softmax_attention import flex_attention, softmax_attention, spread
 
@@ -163,7 +163,18 @@ class AttentionCore(nn.Module):
     def scores(self, q_BHTd: Tensor, k_BGSd: Tensor, bias: Tensor | None) -> Tensor:
         """Scaled scores with the position bias, (B, H, T, S), before cap and mask."""
         score_BHTS = self.score(q_BHTd, spread(k_BGSd, q_BHTd.shape[1])) * self.scale
-        return score_BHTS if bias is None else score_BHTS + fitted(bias, self.prefix.columns, self.prefix.sink)
+        return score_BHTS if bias is None else score_BHTS + self.fitted(bias, q_BHTd.shape[2])
+
+    def fitted(self, bias: Tensor, T: int, own: int = 0) -> Tensor:
+        """A position bias of the text as (B or 1, H, T, S); 0 for the prefix, which has no positions.
+
+        Args:
+            T, own: As for `seen`.
+        """
+        columns, rows = own + self.prefix.columns, self.prefix.sink
+        bias = square(bias, T - rows)
+        bias = bias.reshape(-1, *bias.shape[-3:])
+        return F.pad(bias, (columns, 0, rows, 0)) if columns else bias
 
     def normalized(self, score_BHTS: Tensor, seen_TS: Tensor) -> Tensor:
         """The attention map of scores: capped, masked, normalized."""
@@ -185,8 +196,7 @@ class AttentionCore(nn.Module):
             q_BHSd = F.pad(q_BHTd, (0, 0, added, 0)) if added else q_BHTd
             out_BHSd = self._kernel(q_BHSd, k_BGSd, v_BGSd, None)
             return out_BHSd[:, :, added:] if added else out_BHSd
-        columns = own + self.prefix.columns
-        mask = q_BHTd.new_zeros(1, 1, T, S) if bias is None else fitted(bias, columns, self.prefix.sink)
+        mask = q_BHTd.new_zeros(1, 1, T, S) if bias is None else self.fitted(bias, T, own)
         if isinstance(own_score, Tensor):
             column = own_score.to(mask.dtype).view(1, H, 1, 1).expand(len(mask), H, T, 1)
             mask = torch.cat((column, mask[..., 1:].expand(-1, H, -1, -1)), -1)
@@ -200,19 +210,19 @@ class AttentionCore(nn.Module):
     def flexes(self, T: int, bias: Tensor | None) -> bool:
         """Whether FlexAttention replaces a full T x T mask in a compiled step on a GPU.
 
-        A learned bias keeps the mask: FlexAttention would sum its gradient by atomic additions (pytorch issue 137452).
+        A table of biases keeps the mask: its tile takes more shared memory than an H200 has (240 of 227 KiB at a head
+        of 64 in bfloat16), and its gradient would be summed by atomic additions (pytorch issue 137452).
         """
         if self.normalizer.sharpens and (bias is not None or self.softcap is not None):
             return False
-        fixed = bias is not None and bias.ndim == 2 and not bias.requires_grad
+        linear = bias is not None and bias.ndim == 1
         masked = 0 < self.window < T or self.softcap is not None or isinstance(self.normalizer.own_key(), Tensor)
         dropout = self.dropout and self.training
-        return self.flexible and T >= SHORTEST_FLEX and not dropout and (fixed or (masked and bias is None))
+        return self.flexible and T >= SHORTEST_FLEX and not dropout and (linear or (masked and bias is None))
 
     def flex(self, q_BHTd: Tensor, k_BGSd: Tensor, v_BGSd: Tensor, bias: Tensor | None) -> Tensor:
         """The plain path's result by FlexAttention. Soft-cap and bias change the scores inside the kernel."""
         learned, sink, columns = self.prefix.learned, self.prefix.sink, self.prefix.columns
-        t = q_BHTd.shape[2] if bias is None else bias.shape[-1]  # the prefix has no position
 
         def sees(i: Tensor, j: Tensor) -> Tensor:
             return self.sees(i, j - learned)
@@ -220,8 +230,10 @@ class AttentionCore(nn.Module):
         def change(value: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             if bias is not None:
                 i, j = i - sink, j - columns
-                added = bias[h, (i - j).clamp(0, t - 1)]
-                value = value + (torch.where((i >= 0) & (j >= 0), added, 0.0) if columns else added)
+                added = bias[h] * (i - j)
+                value = value + (
+                    torch.where((i >= 0) & (j >= 0), added, 0.0) if columns else added
+                )  # of the text alone
             return value if self.softcap is None else self.softcap * torch.tanh(value / self.softcap)
 
         return flex_attention(q_BHTd, k_BGSd, v_BGSd, self.scale, sees, change, self.normalizer.own_key())
@@ -256,15 +268,3 @@ class AttentionCore(nn.Module):
             q, k, _ = self.norm_placed(text_q.transpose(1, 2), text_k.transpose(1, 2), text_k.transpose(1, 2))
             text_q, text_k = q.transpose(1, 2), k.transpose(1, 2)
         return text_q, text_k, bias
-
-
-def fitted(bias: Tensor, columns: int, rows: int) -> Tensor:
-    """A position bias of the text, (H, t) or (..., t, t), as (B or 1, H, T, S).
-
-    Args:
-        columns: Number of keys before the text; they have no position, so their bias is 0.
-        rows: Number of queries before the text; their bias is 0 too.
-    """
-    bias = by_distance(bias) if bias.ndim == 2 else bias
-    bias = bias.reshape(-1, *bias.shape[-3:])
-    return F.pad(bias, (columns, 0, rows, 0)) if columns else bias

@@ -11,6 +11,7 @@ from tensors import draw, option_with, randomise
 from nexus_ablate.axes import attention as scores
 from nexus_ablate.axes.attention import ATTENTION
 from nexus_ablate.axes.modules import Geometry
+from nexus_ablate.axes.position import square
 from nexus_ablate.model import build_model
 
 H, T, D = 2, 6, 4
@@ -178,11 +179,11 @@ COMBINATIONS = [
 
 
 def reference(core, attn, q, k, v, bias, sinks):
-    """Attention of one sequence by its definition. q, k, v are (H, T, d); `bias` is that of the text, or None."""
+    """Attention of one sequence by its definition. q, k, v are (H, T, d); `bias` is (H, t, t), of the text, or None."""
     out = torch.zeros_like(q)
     for h, i in itertools.product(range(H), range(q.shape[1])):
         seen = [j for j in range(i + 1) if j < sinks or not core.window or i - core.window < j]
-        keys = [(k[h, j], v[h, j], 0.0 if bias is None or j < sinks else bias[h, i - j]) for j in seen]
+        keys = [(k[h, j], v[h, j], 0.0 if bias is None or j < sinks else bias[h, i - sinks, j - sinks]) for j in seen]
         if attn.learned_key_Gd is not None:
             value = torch.zeros(q.shape[-1]) if attn.learned_value_Gd is None else attn.learned_value_Gd[h]
             keys.append((attn.learned_key_Gd[h], value, 0.0))
@@ -201,6 +202,7 @@ def test_the_core_is_its_definition(tiny, qkv, overrides):
     q, k, v = qkv
     bias = model.position.score_bias(T - sinks, 0)
     actual = attn.core(q, attn._keys(k, attn.learned_key_Gd), attn._keys(v, attn.learned_value_Gd), bias)
+    bias = None if bias is None else square(bias, T - sinks)
     expected = torch.stack([reference(attn.core, attn, *each, bias, sinks) for each in zip(q, k, v, strict=True)])
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
 

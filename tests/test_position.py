@@ -11,9 +11,8 @@ from transformers.models.llama4 import modeling_llama4
 from transformers.models.t5 import modeling_t5
 from transformers.models.xglm.modeling_xglm import XGLMSinusoidalPositionalEmbedding
 
-from nexus_ablate.attention_core import fitted
 from nexus_ablate.axes.modules import Geometry
-from nexus_ablate.axes.position import POSITION, slopes
+from nexus_ablate.axes.position import POSITION, slopes, square
 from nexus_ablate.config.compose import compose
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.model import build_model
@@ -79,7 +78,7 @@ def sites(position, T, layer):
     added = position.query_bias(q, layer, 0.5)
     if added is None:
         added = position.score_bias(T, layer)
-    scores = torch.zeros(1, 2, T, T) if added is None else fitted(added, 0, 0).expand(1, 2, T, T)
+    scores = torch.zeros(1, 2, T, T) if added is None else square(added, T).expand(1, 2, T, T)
     return position.embed(torch.zeros(1, T, 16)), *position.rotate(q, k, layer), scores.tril()
 
 
@@ -152,9 +151,7 @@ def test_a_scale_that_starts_as_the_prescribed_one_and_learns_satisfies_both_opt
 
 
 def test_alibi_is_minus_the_slope_times_the_distance():
-    bias = build("alibi").score_bias(12, 0)
-    assert bias.shape == (2, 12)
-    (pairs,) = fitted(bias, 0, 0)
+    pairs = square(build("alibi").score_bias(12, 0), 12)
     assert float(pairs[0, 7, 4]) == -3 * 2**-4
     assert float(pairs[1, 7, 4]) == -3 * 2**-8
     assert torch.equal(pairs.diagonal(dim1=1, dim2=2), torch.zeros(2, 12))
@@ -302,7 +299,7 @@ def test_t5_adds_the_table_entry_of_the_bucket_of_the_distance_in_every_layer():
     t5 = build("t5")
     bias, bucket = t5.score_bias(40, 0), t5.bucket(40)
     for i, j in ((0, 0), (39, 0), (25, 4), (30, 29)):
-        assert torch.equal(fitted(bias, 0, 0)[0, :, i, j], t5.table.weight[bucket[i - j]])
+        assert torch.equal(square(bias, 40)[:, i, j], t5.table.weight[bucket[i - j]])
     assert torch.equal(bias, t5.score_bias(40, 1))
 
 
@@ -317,7 +314,7 @@ def test_kerple_is_the_papers_kernel(form):
     with torch.no_grad():
         kerple.log_r1_H.copy_(torch.tensor([0.3, 1.7]).log())
         kerple.raw_r2_H.copy_(torch.tensor([0.4, 0.9]).log() if form == "log" else torch.tensor([0.2, 0.45]).logit())
-    bias = fitted(kerple.score_bias(12, 0).detach(), 0, 0)[0]
+    bias = square(kerple.score_bias(12, 0).detach(), 12)
     for h, (r1, r2) in enumerate(((0.3, 0.4), (1.7, 0.9))):
         for n in (0, 1, 5, 11):
             expected = -r1 * math.log(1 + r2 * n) if form == "log" else -r1 * n**r2

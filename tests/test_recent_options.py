@@ -217,7 +217,7 @@ def test_ssmax_multiplies_scores_by_the_logarithm_of_the_number_of_visible_keys(
     for h, i in itertools.product(range(2), range(8)):
         seen = list(range(0 if window == "off" else max(0, i - 2), i + 1))
         z = q[:, h, i : i + 1] @ k[:, h, seen].transpose(1, 2) / math.sqrt(8)
-        z = z if bias is None else z + bias[h, [i - j for j in seen]]
+        z = z if bias is None else z + bias[h] * torch.tensor([i - j for j in seen])
         weights = torch.softmax(core.normalizer.s_H[h] * math.log(len(seen)) * z, -1)
         expected[:, h, i] = (weights @ v[:, h, seen])[:, 0]
     close(core(q, k, v, bias), expected)

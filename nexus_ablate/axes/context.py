@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -40,7 +40,9 @@ class Context:
 
     def for_one_block(self) -> Context:
         """A context with the same store, in which a block adds without changing this one."""
-        return replace(self, store=dict(self.store), losses={}, figures={})
+        return Context(
+            self.tokens_BT, self.positions, self.sink, dict(self.store)
+        )  # PyTorch 2.11 can't trace `replace`
 
     def take(self, store: dict[str, Tensor], losses: dict[str, Tensor], figures: dict[str, list[Tensor]]) -> None:
         """Add what a block added to the context of `for_one_block`."""

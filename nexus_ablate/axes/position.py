@@ -39,7 +39,9 @@ class Position(nn.Module):
         return q_BHTd, k_BHSd
 
     def score_bias(self, T: int, layer: int) -> Tensor | None:
-        """The bias on the scaled scores, the same for all queries: (H, T) by distance i - j, (H, T, T), or None.
+        """The bias on the scaled scores, the same for all queries, or None.
+
+        (H,): a factor on the distance i - j; (H, T): by distance; (H, T, T).
 
         Only the causal part of (H, T, T) is used.
         """
@@ -351,7 +353,7 @@ class Alibi(Position):
         self.register_buffer("slope_H", slope_H, persistent=False)
 
     def score_bias(self, T: int, layer: int) -> Tensor | None:
-        return -self.slope_H[:, None] * torch.arange(T, device=self.slope_H.device, dtype=torch.float32)
+        return -self.slope_H
 
 
 def slopes(n_heads: int, bias_max: float = 8.0) -> list[float]:
@@ -537,10 +539,11 @@ class TransformerXL(Position):
         return F.pad(score_BHTT, (1, 0)).view(B, H, T + 1, T)[:, :, 1:]
 
 
-def by_distance(bias_HT: Tensor) -> Tensor:
-    """(H, T, T) whose entry at row i and column j is entry i - j of (H, T); 0 above the diagonal."""
-    T = bias_HT.shape[1]
-    return F.pad(bias_HT.flip(1), (0, T - 1)).unfold(1, T, 1).flip(1)
+def square(bias: Tensor, T: int) -> Tensor:
+    """A score bias of any of its forms as (..., H, T, T); one of a distance is 0 above the diagonal."""
+    if bias.ndim == 1:
+        bias = bias[:, None] * torch.arange(T, device=bias.device, dtype=torch.float32)
+    return F.pad(bias.flip(1), (0, T - 1)).unfold(1, T, 1).flip(1) if bias.ndim == 2 else bias
 
 
 def frequencies(width: int, base: float) -> Tensor:

@@ -36,9 +36,12 @@ def grouped_linear(x_NI: Tensor, weight_EOI: Tensor, ends_E: Tensor) -> Tensor:
     return grouped_product(x_NI, weight_EOI, ends_E)[:, :outputs]
 
 
-@torch.library.custom_op("nexus_ablate::grouped_product", mutates_args=())
+@torch.library.custom_op("nexus_ablate::grouped_product", mutates_args=(), tags=[torch.Tag.cudagraph_unsafe])
 def grouped_product(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    """`grouped_linear` of aligned rows; an operator of its own, since PyTorch's has no shapes in float32."""
+    """`grouped_linear` of aligned rows; an operator of its own, since PyTorch's has no shapes in float32.
+
+    In float32 a GPU's kernel reads the ends on the CPU, which no CUDA graph can.
+    """
     return F.grouped_mm(x, weight.transpose(1, 2), offs=ends)
 
 
@@ -47,7 +50,7 @@ def _(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     return x.new_empty(len(x), weight.shape[1])
 
 
-@torch.library.custom_op("nexus_ablate::grouped_weight_gradient", mutates_args=())
+@torch.library.custom_op("nexus_ablate::grouped_weight_gradient", mutates_args=(), tags=[torch.Tag.cudagraph_unsafe])
 def grouped_weight_gradient(grad: Tensor, x: Tensor, ends: Tensor) -> Tensor:
     """grad' x of each group's rows, (E, O, I)."""
     return F.grouped_mm(grad.transpose(0, 1), x, offs=ends)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nexus_ablate.attention_core import Attend, AttentionCore, fitted, substituted
+from nexus_ablate.attention_core import Attend, AttentionCore, substituted
 from nexus_ablate.axes.position import Position
 from nexus_ablate.data import eval_windows
 from nexus_ablate.measure.evaluation.subject import EVALUATION, Evaluation, NotDefined, Subject
@@ -101,7 +101,7 @@ def cached_core(positions: Sequence[Position], window: int, kept: int) -> Attend
         q_BHTd, k_BGSd, bias = placed(core, q_BHTd, k_BGSd)
         score_BH1S = core.scores(q_BHTd[:, :, -1:], k_BGSd, None)
         if bias is not None:
-            score_BH1S = score_BH1S + fitted(bias, core.prefix.columns, core.prefix.sink)[:, :, -1:]
+            score_BH1S = score_BH1S + core.fitted(bias, q_BHTd.shape[2])[:, :, -1:]
         seen_1S = core.seen(q_BHTd.shape[2], q_BHTd.device)[-1:]
         index = seen_1S[0]
         return core.mixed(core.normalized(score_BH1S[..., index], seen_1S[:, index]), v_BGSd[:, :, index])
