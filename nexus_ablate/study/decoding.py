@@ -15,6 +15,7 @@ import yaml
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.meanings import meant_seeds, synonyms
 from nexus_ablate.config.overrides import respelled
+from nexus_ablate.console import several
 from nexus_ablate.errors import ConfigError, did_you_mean
 from nexus_ablate.plain_data import UNREADABLE, load_yaml
 from nexus_ablate.runs.files import LINK
@@ -71,7 +72,7 @@ def decode_file(values: Mapping[str, Any], typed: Collection[str] = ()) -> Study
             f"study {values.get('name')} needs factors or arms", "neither", "factors: {norm: [layer, rms]}"
         )
     if factors and arms:
-        got = f"factors {in_yaml(factors)} beside {len(arms)} arms"
+        got = f"factors {in_yaml(factors)} beside {several(len(arms) if isinstance(arms, list) else 1, 'arm')}"
         raise ConfigError(
             f"study {values.get('name')} needs factors or arms",
             got,
