@@ -191,6 +191,14 @@ def test_a_key_twice_in_a_file_is_a_mistake_and_not_a_choice_of_the_last(tmp_pat
     assert "mine.yaml, line 3: this study cannot be read\n  got: arms twice" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("arms", ["3", "norm=layer", "[norm=layer]"])
+def test_arms_beside_factors_are_refused_in_whatever_form_they_are(arms, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text(f"question: which?\nfactors: {{norm: [layer]}}\narms: {arms}\n")
+    assert main(["plan", "mine.yaml"]) == errors.CONFIG
+    assert capsys.readouterr().err.splitlines()[1] == "  got: factors {norm: [layer]} beside 1 arm"
+
+
 @pytest.mark.parametrize(
     "line",
     [

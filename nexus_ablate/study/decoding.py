@@ -15,6 +15,7 @@ import yaml
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.meanings import meant_seeds, synonyms
 from nexus_ablate.config.overrides import respelled
+from nexus_ablate.console import several
 from nexus_ablate.errors import ConfigError, did_you_mean
 from nexus_ablate.plain_data import UNREADABLE, load_yaml
 from nexus_ablate.runs.files import LINK
@@ -24,14 +25,14 @@ from nexus_ablate.study.schema import (
     FIRST_SEEDS,
     FIRST_TUNING_SEEDS,
     KEYS,
+    TAKES,
     WRITTEN_BY_A_LAUNCH,
     Outcome,
     Study,
-    takes,
 )
 
 LOOK_WEIGHTS = [0.3, 0.3, 0.4]
-"""Of four looks; another number of looks is weighted by their seeds."""
+"""Of three looks; another number of looks is weighted by their seeds."""
 _TOKENS = re.compile(r"(\d+(?:\.\d+)?) ?% tokens")
 _SINGLE = ("endpoint", "delta_min")
 """Keys for a single endpoint, as on a command line."""
@@ -71,7 +72,7 @@ def decode_file(values: Mapping[str, Any], typed: Collection[str] = ()) -> Study
             f"study {values.get('name')} needs factors or arms", "neither", "factors: {norm: [layer, rms]}"
         )
     if factors and arms:
-        got = f"factors {in_yaml(factors)} beside {len(arms)} arms"
+        got = f"factors {in_yaml(factors)} beside {several(len(arms) if isinstance(arms, list) else 1, 'arm')}"
         raise ConfigError(
             f"study {values.get('name')} needs factors or arms",
             got,
@@ -151,7 +152,7 @@ def _looks(seeds: dict[str, Any]) -> dict[str, Any]:
         raise ConfigError("seeds has no key of this name", ", ".join(wrong), "seeds: {looks: [8, 12, 20]}")
     looks, weights = seeds.get("looks"), seeds.get("weights")
     if not isinstance(looks, list) or not all(type(look) is int and look > 0 for look in looks):
-        raise ConfigError(f"seeds.looks takes {takes('looks')[0]}", in_yaml(looks), "seeds.looks=8,12,20")
+        raise ConfigError(f"seeds.looks takes {TAKES['looks'][0]}", in_yaml(looks), "seeds.looks=8,12,20")
     if weights is None and len(looks) == len(LOOK_WEIGHTS):
         weights = LOOK_WEIGHTS
     elif weights is None:
@@ -163,7 +164,7 @@ def _looks(seeds: dict[str, Any]) -> dict[str, Any]:
 def _levels(name: str, levels: Any) -> Any:
     if not isinstance(levels, list):
         raise ConfigError(
-            f"factors is {takes('factors')[0]}", f"{name}: {in_yaml(levels)}", "factors: {norm: [layer, rms]}"
+            f"factors is {TAKES['factors'][0]}", f"{name}: {in_yaml(levels)}", "factors: {norm: [layer, rms]}"
         )
     overrides_of([f"{name}={show(level)}" for level in levels])  # raises where the key cannot be part of an arm
     return [show(level) for level in levels]
@@ -219,7 +220,7 @@ def listed_endpoints(endpoints: Any) -> list[dict[str, Any]]:
     except TypeError:  # a number or a list where a mapping belongs
         listed = []
     if not listed or not all("name" in keys for keys in listed):
-        raise ConfigError(f"endpoints takes {takes('endpoints')[0]}", in_yaml(endpoints), "endpoints: [val_loss]")
+        raise ConfigError(f"endpoints takes {TAKES['endpoints'][0]}", in_yaml(endpoints), "endpoints: [val_loss]")
     return listed
 
 
@@ -329,9 +330,9 @@ def _misfit(message: str, values: Mapping[str, Any], typed: Collection[str]) -> 
     if key not in values:
         missing = re.search(r"required field `(\w+)`", text)
         name = missing[1] if missing else "name"
-        description, example = takes(name)
+        description, example = TAKES[name]
         return ConfigError(f"a study has no {name}: {description}", f"no {name}", f"{name}: {in_yaml(example)}")
-    description, example = takes(key)
+    description, example = TAKES.get(key, ("what a launch writes", ""))
     value, where = values[key], ""
     if key == "seeds":
         example = _seeds_meant(value) or example

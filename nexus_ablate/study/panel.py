@@ -14,11 +14,10 @@ from msgspec import Meta, Struct
 from nexus_ablate.config.options import conf_yaml
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.plain_data import UNREADABLE, load_yaml
-from nexus_ablate.study.schema import ArmName, Match, Override, Positive, Seed, StratumName
+from nexus_ablate.study.schema import ArmName, Match, Override, Positive, Seed, StratumName, Text
 
 STUDY = "panel"
 """What the names of the panel's studies begin with."""
-Text = Annotated[str, Meta(min_length=1)]
 Kind = Literal["attention", "ffn", "norm", "optimizer", "output", "placement", "position", "regularization", "schedule"]
 
 

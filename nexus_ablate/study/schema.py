@@ -28,8 +28,8 @@ from __future__ import annotations
 
 import math
 import re
-from itertools import combinations, pairwise
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from itertools import combinations
+from typing import Annotated, Any, Literal, get_args
 
 from msgspec import Meta, Struct, field, to_builtins
 
@@ -46,7 +46,7 @@ MAX_SEEDS = 1000
 CLAIM_SEEDS = 5
 """Fewer give an interval and no word about it."""
 
-Share = Annotated[float, Meta(gt=0, le=1)]
+Text = Annotated[str, Meta(min_length=1)]
 Seed = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Count = Annotated[int, Meta(ge=2, le=MAX_SEEDS)]
 Override = Annotated[str, Meta(pattern="=")]
@@ -59,6 +59,8 @@ CONDITION = re.compile(r"(>=|<=) *(-?\d+(?:\.\d+)?(?:e-?\d+)?)")
 Condition = Annotated[str, Meta(pattern=rf"\A{CONDITION.pattern}\Z")]
 Outcome = Literal["lower", "higher", "equivalent", "trains", "fails"]
 """What a study can expect of an arm."""
+NO_STRATUM = "the study has no stratum of this name"
+TWO_STRATA = "strata: {shallow: model.n_layers=4, deep: model.n_layers=24}"
 OPPOSITES = ({"lower", "higher"}, {"trains", "fails"})
 Design = Literal["one_at_a_time", "leave_one_out", "grid", "pairwise_interactions", "list"]
 Match = Literal["none", "params", "flops", "tokens", "seconds"]
@@ -167,62 +169,28 @@ class Study(Part, frozen=True, kw_only=True, omit_defaults=False):
             its runs; earlier ones were replaced.
     """
 
-    name: Annotated[StudyName, Meta(description="letters, digits, . _ @ -", examples=["mine"])]
-    question: Annotated[str, Meta(min_length=1, description="what it is to decide", examples=["is it better?"])]
-    claim: Annotated[str, Meta(description="a sentence", examples=["RMSNorm loses nothing"])] = ""
-    stated: Annotated[str, Meta(description="a sentence", examples=["RMSNorm is as good"])] = ""
-    fidelity: Annotated[
-        dict[Fidelity, Annotated[str, Meta(min_length=1)]],
-        Meta(max_length=1, description="same, weaker or different with the reason", examples=[{"weaker": "at 0.2M"}]),
-    ] = {}
-    cost: Annotated[str, Meta(description="runs and time, in words", examples=["30 runs, about 8 minutes"])] = ""
-    baseline: Annotated[list[Override], Meta(description="a list of overrides", examples=[["train.steps=400"]])] = []
-    design: Annotated[Design, Meta(description=" | ".join(get_args(Design)))] = "one_at_a_time"
-    factors: Annotated[
-        dict[str, Annotated[list[str], Meta(min_length=1)]],
-        Meta(description="a mapping of keys to lists of values", examples=[{"norm": ["layer", "rms"]}]),
-    ] = {}
-    arms: Annotated[list[StudyArm], Meta(description="a list of overrides", examples=[["norm=layer", "bias=on"]])] = []
-    strata: Annotated[
-        dict[StratumName, list[Override]],
-        Meta(
-            description="a mapping of names (letters, digits, . _ -) to overrides",
-            examples=[{"shallow": "model.n_layers=4", "deep": "model.n_layers=24"}],
-        ),
-    ] = {}
-    seeds: Annotated[
-        list[Seed],
-        Meta(min_length=1, description="a list of seeds", examples=[[0, 1, 2, 3, 4]]),
-    ] = field(default_factory=lambda: [*FIRST_SEEDS])
-    looks: Annotated[
-        list[Count],
-        Meta(
-            description=f"two or more increasing numbers of seeds, from {CLAIM_SEEDS} to {MAX_SEEDS}",
-            examples=[[8, 12, 20]],
-        ),
-    ] = []
-    look_weights: Annotated[
-        list[Positive], Meta(description="one positive number per look", examples=[[0.3, 0.3, 0.4]])
-    ] = []
-    endpoints: Annotated[
-        list[Endpoint], Meta(min_length=1, description="a list of measures", examples=[["val_loss"]])
-    ] = field(default_factory=lambda: [Endpoint(name="val_loss")])
-    expects: Annotated[
-        list[Expectation],
-        Meta(description="a list of mappings", examples=[[{"arm": "norm=layer", "val_loss": "equivalent"}]]),
-    ] = []
-    requires: Annotated[
-        dict[str, Condition],
-        Meta(description="bounds on the baseline, by measure", examples=[{"attn/sink_rate": ">= 0.1"}]),
-    ] = {}
-    depends_on: Annotated[
-        dict[str, Annotated[list[StratumName], Meta(min_length=2, max_length=2)]],
-        Meta(description="a mapping of names to two strata", examples=[{"depth": ["shallow", "deep"]}]),
-    ] = {}
-    match: Annotated[Match, Meta(description=" | ".join(get_args(Match)))] = "none"
-    lr_grid: Annotated[list[Positive], Meta(description="a list of rates", examples=[[3e-4, 1e-3, 3e-3]])] = []
-    tuning_seeds: Annotated[list[Seed], Meta(description="a list of seeds", examples=[[*FIRST_TUNING_SEEDS]])] = []
-    share: Annotated[Share, Meta(description="a share of the 5%, above 0 and at most 1", examples=[1])] = 1.0
+    name: StudyName
+    question: Text
+    claim: str = ""
+    stated: str = ""
+    fidelity: Annotated[dict[Fidelity, Text], Meta(max_length=1)] = {}
+    cost: str = ""
+    baseline: list[Override] = []
+    design: Design = "one_at_a_time"
+    factors: dict[str, Annotated[list[str], Meta(min_length=1)]] = {}
+    arms: list[StudyArm] = []
+    strata: dict[StratumName, list[Override]] = {}
+    seeds: Annotated[list[Seed], Meta(min_length=1)] = field(default_factory=lambda: [*FIRST_SEEDS])
+    looks: list[Count] = []
+    look_weights: list[Positive] = []
+    endpoints: Annotated[list[Endpoint], Meta(min_length=1)] = field(default_factory=lambda: [Endpoint("val_loss")])
+    expects: list[Expectation] = []
+    requires: dict[str, Condition] = {}
+    depends_on: dict[str, Annotated[list[StratumName], Meta(min_length=2, max_length=2)]] = {}
+    match: Match = "none"
+    lr_grid: list[Positive] = []
+    tuning_seeds: list[Seed] = []
+    share: Annotated[float, Meta(gt=0, le=1)] = 1.0
     stratum: str = ""
     of: str = ""
     all_strata: list[StratumName] = []
@@ -254,74 +222,75 @@ class Study(Part, frozen=True, kw_only=True, omit_defaults=False):
         _check_arms(self)
         _check_seeds(self)
         _check_endpoints(self)
+        _check_claim(self)
         _check_strata(self)
 
 
 def _check_arms(study: Study) -> None:
-    if study.factors and study.design == "list":
-        problem = f"study {study.name} has factors, but design=list does not use them"
-        raise ConfigError(problem, "design=list", "design=grid")
-    if not study.factors and study.design != "list":
-        problem = f"study {study.name} has no factors, from which design={study.design} builds arms"
-        raise ConfigError(problem, f"design={study.design}", "design=list" if study.arms else "vary.norm=layer,rms")
-    short = [name for name, values in study.factors.items() if len(values) < 2]
+    design, factors = f"design={study.design}", study.factors
+    if factors and study.design == "list":
+        raise ConfigError(f"study {study.name} has factors, but {design} does not use them", design, "design=grid")
+    if not factors and study.design != "list":
+        problem = f"study {study.name} has no factors, from which {design} builds arms"
+        raise ConfigError(problem, design, "design=list" if study.arms else "vary.norm=layer,rms")
+    short = [name for name, values in factors.items() if len(values) < 2]
     if study.design == "leave_one_out" and short:
         fix = "the value in the full configuration, then its replacements: {qk_norm: [rms, none]}"
         raise ConfigError("leave_one_out needs two values of each factor", ", ".join(short), fix)
     names = [arm.name for arm in study.arms if arm.name]
-    if "baseline" in names:
-        fix = "another name, such as control"
-        raise ConfigError("no other arm can have the baseline's name", "baseline", fix)
-    if len(set(names)) < len(names):
+    if BASELINE in names:
+        raise ConfigError("no other arm can have the baseline's name", BASELINE, "another name, such as control")
+    if len({*names}) < len(names):
         raise ConfigError("two arms have one name", ", ".join(names), "a name for each")
 
 
 def _check_seeds(study: Study) -> None:
-    for name in ("seeds", "tuning_seeds", "lr_grid"):
-        values = getattr(study, name)
-        once = list(dict.fromkeys(values))
+    seeds, tuning_seeds, looks, weights = study.seeds, study.tuning_seeds, study.looks, study.look_weights
+    for name, values in (("seeds", seeds), ("tuning_seeds", tuning_seeds), ("lr_grid", study.lr_grid)):
+        once = dict.fromkeys(values)
         if len(once) < len(values):
             raise ConfigError(f"{name} has duplicates", show(values), f"{name}={','.join(map(show, once))}")
-    if len(study.seeds) > MAX_SEEDS:
-        raise ConfigError(f"a study has at most {MAX_SEEDS} seeds", str(len(study.seeds)), "seeds=0,1,2,3,4")
-    if shared := set(study.seeds) & set(study.tuning_seeds):
+    if len(seeds) > MAX_SEEDS:
+        raise ConfigError(f"a study has at most {MAX_SEEDS} seeds", str(len(seeds)), "seeds=0,1,2,3,4")
+    first, second = FIRST_TUNING_SEEDS
+    if shared := {*seeds} & {*tuning_seeds}:
         problem = "tuning_seeds and seeds overlap: a seed that chose the learning rate favours its arm"
-        after = max(study.seeds) + FIRST_TUNING_SEEDS[0]
+        after = max(seeds) + first
         raise ConfigError(problem, show(sorted(shared)), f"tuning_seeds={after},{after + 1}")
-    if bool(study.lr_grid) != bool(study.tuning_seeds):
-        got = f"lr_grid={show(study.lr_grid)} and tuning_seeds={show(study.tuning_seeds)}"
-        fix = f"lr_grid=3e-4,1e-3,3e-3 tuning_seeds={','.join(map(str, FIRST_TUNING_SEEDS))}"
+    if bool(study.lr_grid) != bool(tuning_seeds):
+        got = f"lr_grid={show(study.lr_grid)} and tuning_seeds={show(tuning_seeds)}"
+        fix = f"lr_grid=3e-4,1e-3,3e-3 tuning_seeds={first},{second}"
         raise ConfigError("lr_grid and tuning_seeds require each other", got, fix)
-    if study.looks:
-        if len(study.looks) < 2 or any(after <= before for before, after in pairwise(study.looks)):
-            problem = f"seeds.looks takes two or more increasing numbers of seeds, from {CLAIM_SEEDS} to {MAX_SEEDS}"
-            raise ConfigError(problem, show(study.looks), "seeds.looks=8,12,20")
-        if study.looks[-1] != len(study.seeds):
-            got = f"{study.looks[-1]} seeds at the last look, {len(study.seeds)} seeds"
-            raise ConfigError("the last look has all seeds", got, "seeds.looks=8,12,20 without seeds")
-    weights = study.look_weights
-    if len(weights) != len(study.looks) or (weights and not math.isclose(math.fsum(weights), 1, abs_tol=1e-6)):
-        problem = f"seeds.weights takes {len(study.looks)} positive numbers that add up to 1, one per look"
+    if len(looks) == 1 or looks != sorted({*looks}):
+        raise ConfigError(f"seeds.looks takes {TAKES['looks'][0]}", show(looks), "seeds.looks=8,12,20")
+    if looks and looks[-1] != len(seeds):
+        got = f"{looks[-1]} seeds at the last look, {len(seeds)} seeds"
+        raise ConfigError("the last look has all seeds", got, "seeds.looks=8,12,20 without seeds")
+    if len(weights) != len(looks) or (weights and not math.isclose(math.fsum(weights), 1, abs_tol=1e-6)):
+        problem = f"seeds.weights takes {len(looks)} positive numbers that add up to 1, one per look"
         raise ConfigError(problem, show(weights), "leave seeds.weights out")
 
 
 def _check_endpoints(study: Study) -> None:
     names = [endpoint.name for endpoint in study.endpoints]
-    if len(set(names)) < len(names):
-        raise ConfigError(
-            "two endpoints have one name", ", ".join(names), f"endpoints: {show(list(dict.fromkeys(names)))}"
-        )
+    once = [*dict.fromkeys(names)]
+    if len(once) < len(names):
+        raise ConfigError("two endpoints have one name", ", ".join(names), f"endpoints: {show(once)}")
     for place, endpoint in enumerate(study.endpoints):
         if endpoint.tokens and (place or endpoint.name != "val_loss"):
             problem = "a margin in training tokens is about val_loss, as the primary endpoint"
             raise ConfigError(problem, endpoint.name, "a number")
+
+
+def _check_claim(study: Study) -> None:
+    endpoints = [endpoint.name for endpoint in study.endpoints]
     for expectation in study.expects:
-        if expectation.endpoint not in names:
-            raise unknown("the study has no endpoint of this name", expectation.endpoint, names)
+        if expectation.endpoint not in endpoints:
+            raise unknown("the study has no endpoint of this name", expectation.endpoint, endpoints)
         if expectation.stratum and expectation.stratum not in study.strata:
-            raise unknown("the study has no stratum of this name", expectation.stratum, study.strata)
+            raise unknown(NO_STRATUM, expectation.stratum, study.strata)
     for one, other in combinations(study.expects, 2):
-        is_same_cell = one.arm == other.arm and one.endpoint == other.endpoint
+        is_same_cell = (one.arm, one.endpoint) == (other.arm, other.endpoint)
         is_same_cell &= one.stratum == other.stratum or "" in (one.stratum, other.stratum)
         if is_same_cell and {one.expected, other.expected} in OPPOSITES:
             got = f"{one.arm}: {one.expected} and {other.expected}"
@@ -335,21 +304,15 @@ def _check_endpoints(study: Study) -> None:
     for on, pair in study.depends_on.items():
         for stratum in pair:
             if stratum not in strata:
-                fix = "strata: {shallow: model.n_layers=4, deep: model.n_layers=24}"
-                raise unknown("the study has no stratum of this name", stratum, strata, otherwise="" if strata else fix)
+                raise unknown(NO_STRATUM, stratum, strata, otherwise="" if strata else TWO_STRATA)
         if pair[0] == pair[1]:
-            raise ConfigError(
-                "a change is from one stratum to another", f"{on}: {show(pair)}", f"{on}: {show(strata[:2])}"
-            )
+            fix = f"{on}: {show(strata[:2])}"
+            raise ConfigError("a change is from one stratum to another", f"{on}: {show(pair)}", fix)
 
 
 def _check_strata(study: Study) -> None:
     if len(study.strata) == 1:
-        raise ConfigError(
-            "strata are two or more",
-            show([*study.strata]),
-            "strata: {shallow: model.n_layers=4, deep: model.n_layers=24}",
-        )
+        raise ConfigError("strata are two or more", show([*study.strata]), TWO_STRATA)
     if bool(study.stratum) != bool(study.of) or (study.all_strata and study.stratum not in study.all_strata):
         got = f"stratum {study.stratum or 'missing'}, of {study.of or 'missing'}, all_strata {show(study.all_strata)}"
         fix = "stratum: shallow, of: mine, all_strata: [shallow, deep]"
@@ -361,20 +324,35 @@ def encode(study: Study) -> dict[str, Any]:
     return {name: value for name, value in to_builtins(study).items() if value not in ("", [], {}, 0)}
 
 
-WRITTEN_BY_A_LAUNCH = (
-    *("share", "stratum", "of", "all_strata", "confirms"),
-    *("amendments", "added", "pinned", "source", "configs", "equal", "refused"),
-)
-"""Keys of study.yaml that nobody types."""
-KEYS = tuple(name for name in Study.__struct_fields__ if name not in WRITTEN_BY_A_LAUNCH)
+TAKES: dict[str, tuple[str, Any]] = {
+    "name": ("letters, digits, . _ @ -", "mine"),
+    "question": ("what it is to decide", "is it better?"),
+    "claim": ("a sentence", "RMSNorm loses nothing"),
+    "stated": ("a sentence", "RMSNorm is as good"),
+    "fidelity": ("same, weaker or different with the reason", {"weaker": "at 0.2M"}),
+    "cost": ("runs and time, in words", "30 runs, about 8 minutes"),
+    "baseline": ("a list of overrides", ["train.steps=400"]),
+    "design": (" | ".join(get_args(Design)), "one_at_a_time"),
+    "factors": ("a mapping of keys to lists of values", {"norm": ["layer", "rms"]}),
+    "arms": ("a list of overrides", ["norm=layer", "bias=on"]),
+    "strata": (
+        "a mapping of names (letters, digits, . _ -) to overrides",
+        {"shallow": "model.n_layers=4", "deep": "model.n_layers=24"},
+    ),
+    "seeds": ("a list of seeds", [0, 1, 2, 3, 4]),
+    "looks": (f"two or more increasing numbers of seeds, from {CLAIM_SEEDS} to {MAX_SEEDS}", [8, 12, 20]),
+    "look_weights": ("one positive number per look", [0.3, 0.3, 0.4]),
+    "endpoints": ("a list of measures", ["val_loss"]),
+    "expects": ("a list of mappings", [{"arm": "norm=layer", "val_loss": "equivalent"}]),
+    "requires": ("bounds on the baseline, by measure", {"attn/sink_rate": ">= 0.1"}),
+    "depends_on": ("a mapping of names to two strata", {"depth": ["shallow", "deep"]}),
+    "match": (" | ".join(get_args(Match)), "none"),
+    "lr_grid": ("a list of rates", [3e-4, 1e-3, 3e-3]),
+    "tuning_seeds": ("a list of seeds", [*FIRST_TUNING_SEEDS]),
+    "share": ("a share of the 5%, above 0 and at most 1", 1),
+}
+"""What a key takes, in words, and a value that it accepts. A key without a row, and `share`, is written by a launch."""
+KEYS = tuple(name for name in TAKES if name != "share")
 """Keys of a study's file."""
-
-
-def takes(name: str) -> tuple[str, Any]:
-    """What a key takes, in words, and a value that it accepts."""
-    annotation = get_type_hints(Study, include_extras=True)[name]
-    for meta in getattr(annotation, "__metadata__", ())[::-1]:
-        if meta.description:
-            first = (meta.examples or get_args(annotation.__origin__))[0]
-            return meta.description, first
-    return "what a launch writes", ""
+WRITTEN_BY_A_LAUNCH = tuple(name for name in Study.__struct_fields__ if name not in KEYS)
+"""Keys of study.yaml that nobody types."""
