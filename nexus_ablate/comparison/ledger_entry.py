@@ -51,7 +51,7 @@ class LedgerEntry(Struct):
     """What is published of a study.
 
     Attributes:
-        settings: The outcome in each stratum; {} in an entry of the first edition.
+        settings: The outcome in each stratum.
         regime: Size, length and data of the baselines, in a line.
         runs: How many there are.
         hours: Core-hours of all runs.
@@ -73,8 +73,8 @@ class LedgerEntry(Struct):
     made: Made
     source: str
     strata: dict[str, LedgerStratum]
-    settings: dict[str, str] = {}
-    dependences: list[Dependence] = []
+    settings: dict[str, str]
+    dependences: list[Dependence]
 
     @property
     def seeds(self) -> int:

@@ -41,10 +41,9 @@ HEADLINES = ("rms_vs_layer", "ffn", "final_norm", "biases", "dyt_vs_rms")
 """Of the README: changes of today's models, judged by their loss alone."""
 LABEL_LETTERS = 40
 """Letters of a line beside intervals."""
-FIRST_EDITION = "†"
 OF_TRAINING = ("trains", "fails")
 """What is expected of whether runs train, of no difference."""
-HEAD = f"""# Claims
+HEAD = """# Claims
 
 Claims that are often made about transformer architectures, tested with runs of this project. Each is restated so that a
 study can decide it, and its fidelity says how near the tested sentence is to the stated one: the same, weaker or
@@ -54,9 +53,8 @@ every part of the sentence; `held` says how many parts hold. Every row can be tr
 calibration panel](panel.md). Speed is measured by the paired `bench` instead: [what a norm
 costs](performance.md#what-a-norm-costs).
 
-An entry with {FIRST_EDITION} is of the [first edition](#the-first-edition), with the sentence and the design of then;
-its command trains the study of today. The studies of today were written down before any of their runs, and are trained
-one after the other; what was amended after the first run stands with its entry.
+The studies were written down before any of their runs; what was amended after the first run stands with its entry. What
+became of the claims of the [first edition](#the-first-edition) stands at the end.
 
 Budgets of 20 tokens per parameter count the parameters in blocks; a regime counts all. Where arms share a rate it is
 the default's, which at `femto` is about half the best one: twice the rate gains 0.025 nats there ([the
@@ -115,7 +113,7 @@ def _first_edition(former: Sequence[Mapping[str, str]], entries: Mapping[str, Le
     ]
     for row in former:
         entry = entries.get(row["study"])
-        now = outcome_of(entry).lower() if entry and entry.settings else "–"
+        now = outcome_of(entry).lower() if entry else "–"
         lines.append(f"| `{row['study']}` | {row['claim']} | {row['outcome'].lower()} | {now} | {row['cause']} |")
     return lines
 
@@ -126,10 +124,10 @@ def _over_the_ledger(entries: Mapping[str, LedgerEntry]) -> list[str]:
     lines = []
     if decided:
         lost = [f"`{name}`" for name in decided if name not in left]
-        fallen = f"; {' and '.join(lost)} do not" if lost else ""
+        fallen = f" (not {', '.join(lost)})" if lost else ""
         lines.append(
             f"{len(left)} of {several(len(decided), 'outcome')} that tests of differences decided survive Holm's "
-            f"correction over all such tests of the ledger, entries with {FIRST_EDITION} not counted{fallen}."
+            f"correction over all such tests of the ledger{fallen}."
         )
     for studies in sharing_a_baseline(entries):
         names = ", ".join(f"`{name}`" for name in studies)
@@ -180,8 +178,7 @@ def decided(claims: Mapping[str, Study], entries: Mapping[str, LedgerEntry]) -> 
     stated = {study.stated for study in claims.values()}
     lines = [
         f"{len(claims)} studies of {len(stated)} claims of the field, in small models: {', '.join(counts)}. "
-        f"Those with {FIRST_EDITION} are of the first edition, with about 2 tokens per parameter. What the words mean: "
-        "[claims](docs/studies.md#claims). Five of them:",
+        "What the words mean: [claims](docs/studies.md#claims). Five of them:",
         "",
         "| what is said | how it was tested in small models | outcome |",
         "|---|---|---|",
@@ -212,7 +209,7 @@ def outcome_of(entry: LedgerEntry) -> str:
         text += f", {EARLY}"
     if amends_claim(entry.amendments):
         text += ", amended"
-    return text if entry.settings else f"{text} {FIRST_EDITION}"
+    return text
 
 
 def _difference(entry: LedgerEntry, expected: Finding) -> str:
@@ -240,13 +237,10 @@ def _section(study: Study, entry: LedgerEntry, design: str) -> list[str]:
     made, name = entry.made, entry.study
     lines = [f"## {name}", "", f"Stated as: {entry.stated}", ""]
     lines += [f"Tested as: {entry.claim}. **{outcome_of(entry)}**", ""]
-    if entry.settings:
-        for word, reason in study.fidelity.items():
-            lines += [f"Fidelity: {word}, {reason}.", ""]
-        if design:
-            lines += [f"Design: {design}", ""]
-    else:
-        lines += [f"To be trained again as: {study.claim}. {study.cost[0].upper()}{study.cost[1:]}.", ""]
+    for word, reason in study.fidelity.items():
+        lines += [f"Fidelity: {word}, {reason}.", ""]
+    if design:
+        lines += [f"Design: {design}", ""]
     if _panels(entry):
         lines += [f"![Differences to the baseline]({picture_of(name)})", ""]
     lines += [f"- {requirement}" for requirement in entry.requirements]
