@@ -84,7 +84,8 @@ def _run(first: Listed, steps: list[float], losses: list[float], target: float) 
         return run
     end = next(place for place, loss in enumerate(losses) if loss <= target)
     if end == 0:
-        return replace(run, value=steps[0], caution="logs that begin at or below the target")
+        cautions = filter(None, [first.caution, "logs that begin at or below the target"])
+        return replace(run, value=steps[0], caution="; ".join(cautions))
     step, loss = steps[end - 1], losses[end - 1]
     return replace(run, value=step + (steps[end] - step) * (loss - target) / (loss - losses[end]))
 
