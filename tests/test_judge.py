@@ -631,6 +631,20 @@ def test_a_target_that_the_message_names_is_reached(tmp_path, capsys):
     assert main(["judge", path, *fix]) == 0
 
 
+def test_a_log_that_begins_below_the_loss_keeps_its_caution(tmp_path, capsys):
+    base = [falling(3000 + 13 * seed) for seed in range(5)]
+    path = logs(tmp_path / "logs.csv", baseline=base, unfair=[falling(-200)] * 5, late=[falling(-100)] * 5)
+    cautions = {"unfair": "NOT COMPARABLE: tokens", "late": "seeds added", "arm": "caution"}
+    rows = [f"{row},{cautions.get(row.partition(',')[0], '')}" for row in Path(path).read_text().splitlines()]
+    Path(path).write_text("\n".join(rows))
+    words, values = judged(capsys, path, "--target", "3.28")
+    assert list(words) == ["late"], "what was not comparable is left out"
+    assert {out["reason"] for out in values["excluded"]} == {
+        "NOT COMPARABLE: tokens; logs that begin at or below the target"
+    }
+    assert values["exploratory"] == ["seeds added; logs that begin at or below the target"]
+
+
 def test_a_run_that_failed_to_train_counts_as_a_failure(tmp_path, capsys):
     muon = [falling(2500 + 10 * seed) for seed in range(6)]
     muon[3] = {0: 4.0, 100: "failed"}

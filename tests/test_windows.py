@@ -14,7 +14,7 @@ from written_runs import Writer
 from nexus_ablate.cli import main
 from nexus_ablate.comparison.cell import FEWEST_BLOCKS
 from nexus_ablate.comparison.fairness import PASS, WARN
-from nexus_ablate.comparison.windows import WindowLosses, read_windows
+from nexus_ablate.comparison.windows import read_windows
 from nexus_ablate.comparison.within_stratum import compare_stratum as compare
 from nexus_ablate.config.compose import compose
 from nexus_ablate.data import batches, corpus, eval_places, hash_tokens, prepare
@@ -181,11 +181,14 @@ def test_losses_by_window_are_the_parts_of_the_loss_whichever_way_it_is_formed(t
 # --------------------------------------------------------------------------------------------------- means of blocks
 
 
-def test_a_block_s_mean_and_share_count_windows_by_their_tokens():
-    places = np.array([[0, 0, 2], [0, 2, 1], [3, 9, 1]])
-    windows = WindowLosses(places, np.array([1.0, 4.0, 5.0]))
+def test_a_block_s_mean_and_share_count_windows_by_their_tokens(tmp_path):
+    path = tmp_path / "evaluation.jsonl"
+    rows = [(0, 0, 2, 1.0), (0, 2, 1, 4.0), (3, 9, 1, 5.0)]
+    names = ("block", "offset", "tokens", "loss")
+    path.write_text("".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows))
+    windows = read_windows(path)
+    assert windows is not None
     assert windows.by_block.tolist() == [2.0, 5.0] and windows.shares.tolist() == [0.75, 0.25]
-    assert windows.mean == pytest.approx(windows.by_block @ windows.shares)
 
 
 # ------------------------------------------------------------------------------------------------ the fast reader

@@ -23,7 +23,7 @@ from msgspec.structs import astuple
 from nexus_ablate.comparison.arms import group
 from nexus_ablate.comparison.failures import failure
 from nexus_ablate.comparison.load import collect
-from nexus_ablate.comparison.statistics import LEVEL, Array, mean_interval
+from nexus_ablate.comparison.statistics import LEVEL, mean_interval
 from nexus_ablate.config.options import conf_dir
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.plain_data import UNREADABLE
@@ -37,7 +37,7 @@ reversed: the interval of a directional change excludes 0 on the other side.
 not decided: the interval of a null change crosses its margin, or both arms fail to train."""
 
 
-class PanelRun(msgspec.Struct, frozen=True, array_like=True):
+class PanelRun(msgspec.Struct, frozen=True, array_like=True, order=True):
     """The final validation loss of one run; None if it failed to train."""
 
     study: str
@@ -144,40 +144,25 @@ def chance_of(right: int, of: int, accuracy: float) -> float:
 
 def outcomes(panel: Panel, runs: Iterable[PanelRun]) -> list[ChangeOutcome]:
     """The changes whose runs have all ended, size by size, in the panel's order."""
-    losses: dict[tuple[str, str, str], Array] = {}
-    for run in runs:
-        if (run.size, run.rate) in panel.strata and run.seed in panel.seeds:
-            rates, place = panel.sizes[run.size].rates, (run.study, run.arm, run.size)
-            table = losses.setdefault(place, np.full((len(rates), len(panel.seeds)), np.nan))
-            table[rates.index(run.rate), panel.seeds.index(run.seed)] = math.inf if run.loss is None else run.loss
-    missing, found = np.full(1, np.nan), []
-    for size in panel.sizes:
-        for name, change in panel.changes.items():
-            arm = losses.get((change.study, name, size), missing)
-            baseline = losses.get((change.study, BASELINE, size), missing)
-            if not np.isnan(arm).any() and not np.isnan(baseline).any():
-                found.append(_outcome(name, change, size, arm, baseline))
+    losses = {astuple(run)[:-1]: math.inf if run.loss is None else run.loss for run in runs}
+    found = []
+    for size, (name, change) in itertools.product(panel.sizes, panel.changes.items()):
+        rates = panel.sizes[size].rates
+        keys = itertools.product([change.study], [name, BASELINE], [size], rates, panel.seeds)
+        of_both = np.array([losses.get(key, math.nan) for key in keys]).reshape(2, len(rates), -1)
+        if np.isnan(of_both).any():
+            continue
+        last = len(rates) - 1
+        chosen = [last, last] if change.at == "largest" else of_both.mean(axis=2).argmin(axis=1).tolist()
+        at_edge = change.at == "own" and not {0, last}.isdisjoint(chosen)
+        arm, baseline = of_both[0, chosen[0]], of_both[1, chosen[1]]
+        low = mean = high = float(arm.mean()) - float(baseline.mean())
+        if math.isfinite(mean):
+            interval = mean_interval(arm - baseline)
+            assert interval is not None and interval.low is not None and interval.high is not None
+            low, high = interval.low, interval.high
+        found.append(ChangeOutcome(name, change, size, mean, low, high, at_edge))
     return found
-
-
-def _outcome(name: str, change: PanelChange, size: str, arm: Array, baseline: Array) -> ChangeOutcome:
-    """The difference at the rates that are compared.
-
-    Args:
-        arm, baseline: Losses by rate and seed, infinite for a run that failed to train.
-    """
-    last = len(arm) - 1
-    chosen = last, last
-    if change.at != "largest":
-        chosen = int(arm.mean(axis=1).argmin()), int(baseline.mean(axis=1).argmin())
-    arm_losses, baseline_losses = arm[chosen[0]], baseline[chosen[1]]
-    at_edge = change.at == "own" and not {0, last}.isdisjoint(chosen)
-    low = mean = high = float(arm_losses.mean()) - float(baseline_losses.mean())
-    if math.isfinite(mean):
-        interval = mean_interval(arm_losses - baseline_losses)
-        assert interval is not None and interval.low is not None and interval.high is not None
-        low, high = interval.low, interval.high
-    return ChangeOutcome(name, change, size, mean, low, high, at_edge)
 
 
 def trained(panel: Panel, runs: Iterable[PanelRun]) -> dict[str, tuple[int, int]]:
@@ -199,8 +184,9 @@ def read_runs(panel: Panel, runs_dir: Path) -> PanelRuns:
     read, folders, commits = [], {}, set()
     for study, (size, rate) in itertools.product(panel.studies(), panel.strata):
         folder = runs_dir / f"{study}@{stratum_of(size, rate)}"
-        arms = group(collect([folder]))[0] if any(folder.glob("*/s*")) else []  # a launch writes study.yaml first
-        for arm in arms:
+        if not any(folder.glob("*/s*")):  # a launch writes study.yaml first
+            continue
+        for arm in group(collect([folder]))[0]:
             for seed, run in arm.runs.items():
                 folders[run.source] = folder.name
                 commits.add(str(run.env.get("git_commit") or "unknown"))
@@ -249,6 +235,6 @@ def publish(panel: Panel, runs_dir: Path) -> Path:
         raise ConfigError("the published runs of the panel are by other code", got, f"rm conf/{record_path().name}")
     runs = {astuple(run)[:-1]: run for run in [*before.runs, *ended.runs]}  # whatever its loss
     commits = sorted({*before.commits, *ended.commits})
-    text = msgspec.json.encode(PanelRuns(ended.source, commits, [runs[key] for key in sorted(runs)])).decode()
+    text = msgspec.json.encode(PanelRuns(ended.source, commits, sorted(runs.values()))).decode()
     atomic_write_text(record_path(), text.replace("],[", "],\n[") + "\n")
     return record_path()

@@ -307,11 +307,17 @@ def _shown(cell: object) -> str:
     return printable("nothing" if cell is None or cell == "" else str(cell), 80)
 
 
-def refuse_duplicates(runs: list[Listed], identity: Callable[[Listed], object]) -> None:
+def refuse_duplicates(
+    runs: list[Listed],
+    identity: Callable[[Listed], object],
+    what: str = "one arm and one seed",
+    fix: str = "one row per run: its final result; for a log with steps, --target LOSS",
+) -> None:
     """Refuse rows that are of one run.
 
     Args:
         identity: What no two rows share.
+        what: The same in words.
 
     Raises:
         ConfigError: Two rows share it.
@@ -320,9 +326,9 @@ def refuse_duplicates(runs: list[Listed], identity: Callable[[Listed], object]) 
     for run in runs:
         key = identity(run)
         if key in met:
-            got = f"{met[key]} and {run.where}: {run.arm}, seed {run.seed}"
-            fix = "one row per run: its final result; for a log with steps, --target LOSS"
-            raise ConfigError("two rows are of one arm and one seed", got, fix)
+            step = "" if run.step is None else f", step {run.step:g}"
+            got = f"{met[key]} and {run.where}: {run.arm}, seed {run.seed}{step}"
+            raise ConfigError(f"two rows are of {what}", got, fix)
         met[key] = run.where
 
 

@@ -37,45 +37,20 @@ class WindowLosses:
     Attributes:
         places: (windows, 3) block, offset of the first token in the validation set, and targets of each window.
         losses: (windows,) nats per token; a non-finite one is NaN.
+        by_block: (blocks,) mean loss of each block of neighbouring windows.
+        shares: (blocks,) of the tokens, in each block.
+        tokens: Targets of all windows.
+        reach: Tokens of the validation set up to the end of the last window.
+        everything: The windows cover all text between the first and the last (except the token before a sequence).
     """
 
     places: NDArray[np.int64]
     losses: Array
-
-    @property
-    def mean(self) -> float:
-        """Nats per token over all windows: the run's val_loss."""
-        return float(np.average(self.losses, weights=self.places[:, 2]))
-
-    @property
-    def tokens(self) -> int:
-        """Targets of all windows."""
-        return int(self.places[:, 2].sum())
-
-    @property
-    def by_block(self) -> Array:
-        """(blocks,) mean loss of each block of neighbouring windows."""
-        weighted = np.bincount(self._block, self.places[:, 2] * self.losses)
-        return weighted / np.bincount(self._block, self.places[:, 2])
-
-    @property
-    def shares(self) -> Array:
-        """(blocks,) of the tokens, in each block."""
-        return np.bincount(self._block, self.places[:, 2]) / self.tokens
-
-    @property
-    def _block(self) -> NDArray[np.int64]:
-        return np.unique(self.places[:, 0], return_inverse=True)[1]
-
-    @property
-    def reach(self) -> int:
-        """Tokens of the validation set up to the end of the last window."""
-        return int(self.places[-1, 1] + self.places[-1, 2])
-
-    @property
-    def everything(self) -> bool:
-        """Whether the windows cover all text between the first and the last (except the token before a sequence)."""
-        return bool((np.diff(self.places[:, 1]) <= self.places[:-1, 2] + 1).all())
+    by_block: Array
+    shares: Array
+    tokens: int
+    reach: int
+    everything: bool
 
 
 def read_windows(path: Path) -> WindowLosses | None:
@@ -87,17 +62,26 @@ def read_windows(path: Path) -> WindowLosses | None:
     text = read_text(path)
     if text is None:
         return None
-    places, losses = [], []
+    rows = []
     for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
         try:
-            window = _WINDOW.decode(line)
+            rows.append(msgspec.structs.astuple(_WINDOW.decode(line)))
         except (msgspec.MsgspecError, RecursionError):
             form = "no window with its block, offset, tokens and loss"
             raise damaged(path, f"line {number} is {form}") from None
-        places.append((window.block, window.offset, window.tokens))
-        losses.append(window.loss)
-    windows = WindowLosses(np.array(places, dtype=np.int64), np.array(losses, dtype=float))  # None becomes NaN
-    blocks, offsets, tokens = windows.places.T
+    table = np.array(rows, dtype=float)  # None becomes NaN
+    places, losses = table[:, :3].astype(np.int64), table[:, 3]
+    blocks, offsets, tokens = places.T
     if (np.diff(blocks) < 0).any() or (np.diff(offsets) <= 0).any() or not tokens.all():
         raise damaged(path, "the windows are not in order")
-    return windows
+    _, block = np.unique(blocks, return_inverse=True)
+    of_block = np.bincount(block, tokens)
+    return WindowLosses(
+        places=places,
+        losses=losses,
+        by_block=np.bincount(block, tokens * losses) / of_block,
+        shares=of_block / tokens.sum(),
+        tokens=int(tokens.sum()),
+        reach=int(offsets[-1] + tokens[-1]),
+        everything=bool((np.diff(offsets) <= tokens[:-1] + 1).all()),
+    )
