@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,51 +36,47 @@ from nexus_ablate.model import GPT
 from nexus_ablate.optimizers import parameters_of
 from nexus_ablate.runs import arm_name
 
+Facts = dict[str, Any]
 
-def architecture(config: RunConfig, model: GPT, decay_groups: dict[str, list[str]]) -> dict[str, Any]:
+
+def architecture(config: RunConfig, model: GPT, decay_groups: dict[str, list[str]]) -> Facts:
     """Describe the model of a configuration.
 
     Args:
         model: The configuration's model on the meta device.
         decay_groups: Names of the parameters that are `decayed` and `free`, from the optimizer.
     """
+    size, resolved = config.model, config.resolved
     component, roles = component_of(config, model), parameter_roles(model)
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
-    rows, context = config.train.batch_size, config.model.context
-    widths, spent = traced(model, context, rows)
-    tokens = rows * context
     everything, without_embeddings = parameters(model)
-    per_token = {name: flops / tokens for name, flops in totals(spent, component).items()}
+    norms, spent = traced(model, size.context, config.train.batch_size)
+    tokens = config.train.batch_size * size.context
+    decay: Facts = {"weight_decay": config.weight_decay, "which": config.schedule.decay}
+    for group, names in decay_groups.items():
+        decay[group] = totals({name: sizes[name] for name in names}, roles.__getitem__)
     return {
         "arm": arm_name(differences(config)),
-        "size": {**dataclasses.asdict(config.model), "head_dim": config.resolved.head_dim},
+        "size": {**dataclasses.asdict(size), "head_dim": resolved.head_dim},
         "vocab_size": model.geometry.vocab_size,
         "equations": equations(config, model),
-        "norms": norm_sites(widths),
+        "norms": norms,
         "parameters": {
             "total": everything,
             "without_embeddings": without_embeddings,
             "by_component": totals(sizes, component),
         },
-        "init": config.resolved.init.name,
+        "init": resolved.init.name,
         "tensors": tensors(config, model),
-        "decay": {
-            "weight_decay": config.weight_decay,
-            "which": config.schedule.decay,
-            **{
-                group: totals({name: sizes[name] for name in names}, roles.__getitem__)
-                for group, names in decay_groups.items()
-            },
+        "decay": decay,
+        "ffn": {"d_ff": resolved.d_ff, "d_ff_ratio": resolved.d_ff_ratio, "multiple_of": size.d_ff_multiple},
+        "flops_per_token": {
+            "training": 3 * sum(spent.values()) / tokens,
+            "forward": {name: flops / tokens for name, flops in totals(spent, component).items()},
         },
-        "ffn": {
-            "d_ff": config.resolved.d_ff,
-            "d_ff_ratio": config.resolved.d_ff_ratio,
-            "multiple_of": config.model.d_ff_multiple,
-        },
-        "flops_per_token": {"training": 3 * sum(spent.values()) / tokens, "forward": per_token},
         "kernels": kernels(model),
         "auto": automatic(config, model),
-        "notes": config.resolved.notes,
+        "notes": resolved.notes,
         "equivalent": equivalent(config),
     }
 
@@ -91,23 +88,28 @@ def chosen_options(config: RunConfig) -> dict[str, tuple[Option, OptionFile]]:
     return {axis: (option, option_files(axis)[option.name]) for axis, option in options.items()}
 
 
-def equations(config: RunConfig, model: GPT) -> list[dict[str, Any]]:
+def equations(config: RunConfig, model: GPT) -> list[Facts]:
     """From the tokens to the logits: x is the residual stream, A attention, F the FFN, N the norm."""
-    resolved = config.resolved
-    scale = resolved.embed_scale
-    factor = (
-        {"off": "", "sqrt_d": "sqrt(d_model) ", "learned": "s "}.get(scale) if isinstance(scale, str) else f"{scale:g} "
+    resolved, scale = config.resolved, config.resolved.embed_scale
+    is_narrow = resolved.d_embed != config.model.d_model
+    factors = {"off": "", "sqrt_d": "sqrt(d_model) ", "learned": "s "}
+    factor = factors[scale] if isinstance(scale, str) else f"{scale:g} "
+    learned = ", s learned, initially sqrt(d_model)" if factor == "s " else ""
+    logit_factor = "" if config.logit_scale == "off" else f"{config.logit_scale:g}"
+    first = _those(
+        (f"x = {factor}E[token]{learned}", True),
+        ("x <- W x, from d_embed to d_model", is_narrow),
+        ("x <- N(x), positions included", config.embed_norm),
+        ("a learned token without a position comes before the text", config.sink_token),
     )
-    first = [f"x = {factor}E[token]" + (", s learned, initially sqrt(d_model)" if factor == "s " else "")]
-    first += ["x <- W x, from d_embed to d_model"] if resolved.d_embed != config.model.d_model else []
-    first += ["x <- N(x), positions included"] if config.embed_norm else []
-    first += ["a learned token without a position comes before the text"] if config.sink_token else []
-    normed = ", normed" if resolved.final_norm else ""
-    last = [f"logits = {'E' if config.tie_embeddings else 'W'} h, h the output of the last block{normed}"]
-    last += ["h <- W h first, from d_model to d_embed"] if resolved.d_embed != config.model.d_model else []
-    last += [f"logits <- {config.logit_scale:g} logits"] if config.logit_scale != "off" else []
-    last += ["logits <- logits + b"] if config.head_bias else []
-    last += ["logits <- c tanh(logits / c)"] if config.final_softcap != "off" else []
+    head, normed = "E" if config.tie_embeddings else "W", ", normed" if resolved.final_norm else ""
+    last = _those(
+        (f"logits = {head} h, h the output of the last block{normed}", True),
+        ("h <- W h first, from d_model to d_embed", is_narrow),
+        (f"logits <- {logit_factor} logits", logit_factor),
+        ("logits <- logits + b", config.head_bias),
+        ("logits <- c tanh(logits / c)", config.final_softcap != "off"),
+    )
     own = {"n_kv_heads": resolved.n_kv_heads, "attn_scale": attn_scale(model)}
     own |= {key: getattr(resolved, key) for key in ("qkv_bias", "attn_out_bias")}
     own |= {key: getattr(config, key) for key in ("attn_softcap", "window", "kv_bias", "clip_qkv")}
@@ -118,28 +120,25 @@ def equations(config: RunConfig, model: GPT) -> list[dict[str, Any]]:
         "attention": own,
         "ffn": {"d_ff": resolved.d_ff, "ffn_bias": resolved.ffn_bias},
     }
-    parts = [
-        {
-            "of": f"{axis}={option.name}",
-            "lines": file.equation or [file.summary],
-            "keys": option.keys | switches.get(axis, {}),
-        }
-        for axis, (option, file) in chosen_options(config).items()
-    ]
     entry = {"embed_scale": scale, "embed_norm": config.embed_norm, "d_embed": resolved.d_embed}
+    parts: list[Facts] = [{"of": "embedding", "lines": first, "keys": entry}]
+    for axis, (option, file) in chosen_options(config).items():
+        lines, keys = file.equation or [file.summary], option.keys | switches.get(axis, {})
+        parts.append({"of": f"{axis}={option.name}", "lines": lines, "keys": keys})
     ends = ("tie_embeddings", "head_bias", "logit_scale", "final_softcap", "z_loss")
-    return [
-        {"of": "embedding", "lines": first, "keys": entry},
-        *parts,
-        {"of": "head", "lines": last, "keys": {key: getattr(config, key) for key in ends}},
-    ]
+    return [*parts, {"of": "head", "lines": last, "keys": {key: getattr(config, key) for key in ends}}]
+
+
+def _those(*lines: tuple[str, Any]) -> list[str]:
+    """The lines beside which something true stands."""
+    return [line for line, holds in lines if holds]
 
 
 def component_of(config: RunConfig, model: GPT) -> Callable[[str], str]:
     """A function that returns the component of a parameter or module, by its full name."""
-    options = {axis: option for axis, (option, _) in chosen_options(config).items()}
+    chosen = chosen_options(config)
     registries = (NORM, PLACEMENT, POSITION, NORMALIZER, QK_NORM, GATE, FFN, HEAD)
-    kinds: dict[Any, str] = {registry.get(options[registry.axis].name): registry.axis for registry in registries}
+    kinds: dict[Any, str] = {registry.get(chosen[registry.axis][0].name): registry.axis for registry in registries}
     kinds |= {AttentionCore: "scores", ATTENTION.get(config.attention.name): "scores"}
     kinds |= {MIXER.get(config.mixer.name): "attention"}
     modules = dict(model.named_modules())
@@ -156,27 +155,38 @@ def component_of(config: RunConfig, model: GPT) -> Callable[[str], str]:
     return component
 
 
-def traced(model: GPT, context: int, rows: int) -> tuple[dict[str, int], dict[str, int]]:
-    """The width of each norm's input and the FLOPs by module, from forward passes."""
+def traced(model: GPT, context: int, rows: int) -> tuple[list[Facts], dict[str, int]]:
+    """The sites of norms (the module's name in its block, the width, and the blocks), and the FLOPs by module."""
     widths: dict[str, int] = {}
     norms = tuple(NORM.get(name) for name in NORM.names())
 
-    def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        return lambda module, inputs: widths.update({name: inputs[0].shape[-1]})
+    def watch(name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        widths[name] = inputs[0].shape[-1]
 
     with hooks() as handles:
-        handles += [m.register_forward_pre_hook(watch(name)) for name, m in model.named_modules() if type(m) in norms]
-        return widths, flops_by_module(model, context, rows)
-
-
-def norm_sites(widths: dict[str, int]) -> list[dict[str, Any]]:
-    """The sites of norms: the module's name in its block, the width, and the blocks."""
-    sites: dict[tuple[str, int], list[int]] = {}
+        for name, module in model.named_modules():
+            if type(module) in norms:
+                handles.append(module.register_forward_pre_hook(partial(watch, name)))
+        spent = flops_by_module(model, context, rows)
+    sites = []
     for name, width in widths.items():
         layer = layer_of(name)
         site = name if layer is None else name.split(".", 2)[2]
-        sites.setdefault((site, width), []).extend([] if layer is None else [layer])
-    return [{"site": site, "width": width, "blocks": blocks} for (site, width), blocks in sites.items()]
+        sites.append((layer, {"site": site, "width": width, "blocks": []}))
+    return merged(sites, "blocks"), spent
+
+
+def merged(rows: Iterable[tuple[int | None, Facts]], blocks: str) -> list[Facts]:
+    """Rows that differ in nothing but their block as one row.
+
+    Args:
+        rows: Each with its block; None: outside the blocks.
+        blocks: The key of the row's list of blocks, which is empty before.
+    """
+    found: dict[str, Facts] = {}
+    for layer, row in rows:
+        found.setdefault(repr(row), row)[blocks] += [] if layer is None else [layer]
+    return list(found.values())
 
 
 def totals(counts: dict[str, int], group: Callable[[str], str]) -> dict[str, int]:
@@ -187,49 +197,54 @@ def totals(counts: dict[str, int], group: Callable[[str], str]) -> dict[str, int
     return {name: count for name, count in sums.most_common() if count}
 
 
-def tensors(config: RunConfig, model: GPT) -> list[dict[str, Any]]:
+def tensors(config: RunConfig, model: GPT) -> list[Facts]:
     """Initial standard deviation, peak learning rate and decay per step at the peak of every tensor.
 
     Tensors that differ in nothing but their block are one row, `blocks.*.attn.query.weight`. `std` is None where a
     module sets the values, and `eps` where the optimizer is not AdamW.
     """
-    init, gains = INIT.build(config.resolved.init, model.geometry), model.init_gains
-    weights = drawn_weights(model)
-    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    init, weights = INIT.build(config.resolved.init, model.geometry), drawn_weights(model)
+    keys = config.optim.keys
+    rows = []
     for p in parameters_of(model, config.optim, config.weight_decay):
-        layer, shape = layer_of(p.name), p.tensor.shape
-        std = first_std(weights[p.name], init, gains, model.param) if p.name in weights else None
-        lr = config.schedule.lr * p.lr_factor
-        name = p.name if layer is None else p.name.replace(f"blocks.{layer}.", "blocks.*.", 1)
-        eps = config.optim.keys.get("eps", 0.0) * p.eps_factor if config.optim.keys.get("beta2") else None
-        facts = {"std": std, "lr": lr, "decay": lr * p.weight_decay, "eps": eps}
-        row = rows.setdefault((name, p.role, *shape, *facts.values()), {"tensor": name, "role": p.role, "blocks": []})
-        row |= {"shape": list(shape), **facts}
-        row["blocks"] += [] if layer is None else [layer]
-    return list(rows.values())
+        layer, lr = layer_of(p.name), config.schedule.lr * p.lr_factor
+        drawn = weights.get(p.name)
+        row = {
+            "tensor": p.name if layer is None else p.name.replace(f"blocks.{layer}.", "blocks.*.", 1),
+            "role": p.role,
+            "blocks": [],
+            "shape": list(p.tensor.shape),
+            "std": None if drawn is None else first_std(drawn, init, model.init_gains, model.param),
+            "lr": lr,
+            "decay": lr * p.weight_decay,
+            "eps": keys.get("eps", 0.0) * p.eps_factor if keys.get("beta2") else None,
+        }
+        rows.append((layer, row))
+    return merged(rows, "blocks")
 
 
-def kernels(model: GPT) -> list[dict[str, Any]]:
+def kernels(model: GPT) -> list[Facts]:
     """How each layer computes attention and why, and the kernel on a GPU."""
-    layers: dict[tuple[str, str, str], list[int]] = {}
-    context = model.geometry.context
-    geometry, device = model.geometry, model.embedding.weight.device
-    query_BHTd = torch.empty(1, geometry.n_heads, context, geometry.head_dim, device=device)
+    geometry, rows = model.geometry, []
+    shape = (1, geometry.n_heads, geometry.context, geometry.head_dim)
+    query_BHTd = torch.empty(shape, device=model.embedding.weight.device)
     for core in model.modules():
         if isinstance(core, AttentionCore):
             position = model.position_at(core.layer)
             bias = position.query_bias(query_BHTd, core.layer, core.scale)
-            bias = position.score_bias(context, core.layer) if bias is None else bias
-            layers.setdefault((*core.kernel, core.gpu_kernel(context, bias)), []).append(core.layer)
-    return [{"layers": at, "kernel": kernel, "reason": why, "gpu": gpu} for (kernel, why, gpu), at in layers.items()]
+            bias = position.score_bias(geometry.context, core.layer) if bias is None else bias
+            kernel, why = core.kernel
+            gpu = core.gpu_kernel(geometry.context, bias)
+            rows.append((core.layer, {"layers": [], "kernel": kernel, "reason": why, "gpu": gpu}))
+    return merged(rows, "layers")
 
 
-def automatic(config: RunConfig, model: GPT) -> list[dict[str, Any]]:
+def automatic(config: RunConfig, model: GPT) -> list[Facts]:
     """Every architecture key that is `auto`: its value here, and the option or rule that determines it."""
-    resolved, own = config.resolved, dataclasses.fields(config)
-    settings = [(f.name, getattr(config, f.name), f.metadata["meaning"]) for f in own if "meaning" in f.metadata]
-    settings += [("model.head_dim", config.model.head_dim, "auto: d_model / n_heads")]
-    settings += [("init", config.init.name, ""), *((name, "auto", "") for name in resolved.prescribed)]
+    resolved, switches = config.resolved, dataclasses.fields(config)
+    settings = [(f.name, getattr(config, f.name), f.metadata["meaning"]) for f in switches if "meaning" in f.metadata]
+    settings += [("model.head_dim", config.model.head_dim, "auto: d_model / n_heads"), ("init", config.init.name, "")]
+    settings += [(name, "auto", "") for name in resolved.prescribed]
     for axis, (option, file) in chosen_options(config).items():
         settings += [(f"{axis}.{key}", value, file.keys[key].meaning) for key, value in option.keys.items()]
     known = vars(resolved) | {"model.head_dim": resolved.head_dim, "init": resolved.init.name}

@@ -91,6 +91,7 @@ class Measure:
 
 NATS, BITS, HASH = "nats per token", "bits per byte", "hash"
 STEP, SUMMARY, STANDARD, FULL = ("step",), ("summary",), ("standard",), ("full",)
+LOGGED = (*STEP, *SUMMARY)
 
 
 # fmt: off
@@ -120,31 +121,31 @@ def _losses(name: str, which: str = "") -> tuple[Measure, ...]:
 SECTIONS: dict[str, tuple[Measure, ...]] = {
     "training": (
         Measure("step", "steps", "optimizer steps taken", STEP),
-        Measure("tokens", "tokens", "training tokens read", (*STEP, *SUMMARY)),
-        Measure("flops", "FLOPs", "training FLOPs", (*STEP, *SUMMARY)),
-        Measure("seconds", "s", "training time over all resumes, without compilation, validation, probes and checkpoints", (*STEP, *SUMMARY), "lower"),
+        Measure("tokens", "tokens", "training tokens read", LOGGED),
+        Measure("flops", "FLOPs", "training FLOPs", LOGGED),
+        Measure("seconds", "s", "training time over all resumes, without compilation, validation, probes and checkpoints", LOGGED, "lower"),
         Measure("train/loss", NATS, "mean cross-entropy since the last row", STEP, "lower"),
         Measure("train/bpb", BITS, "`train/loss` in bits per byte", STEP, "lower"),
         Measure("train/z_loss", NATS, "mean z-loss since the last row, trained on and not part of `train/loss`", STEP, "lower", only="z_loss > 0"),
         Measure("option/{figure}", "", "a figure or a loss that an option contributes, mean since the last row and over layers (losses: sum over layers, trained on and not part of `train/loss`)", STEP, only="an option that has one, as `ffn=moe`"),
         Measure("val/loss", NATS, "mean cross-entropy on the fixed validation windows, see below", STEP, "lower"),
         Measure("val/bpb", BITS, "`val/loss` in bits per byte", STEP, "lower"),
-        Measure("{set}/loss", NATS, "mean cross-entropy on a further validation set", (*STEP, *SUMMARY), "lower", only="data with further validation sets, as `prose` of stdlib"),
-        Measure("{set}/bpb", BITS, "`{set}/loss` in bits per byte", (*STEP, *SUMMARY), "lower", only="data with further validation sets"),
-        Measure("grad_norm/global", "", "norm of all gradients before clipping", (*STEP, *SUMMARY), log=True, title="gradient norm", panel="gradients"),
+        Measure("{set}/loss", NATS, "mean cross-entropy on a further validation set", LOGGED, "lower", only="data with further validation sets, as `prose` of stdlib"),
+        Measure("{set}/bpb", BITS, "`{set}/loss` in bits per byte", LOGGED, "lower", only="data with further validation sets"),
+        Measure("grad_norm/global", "", "norm of all gradients before clipping", LOGGED, log=True, title="gradient norm", panel="gradients"),
         Measure("grad_norm/{block}/{part}", "", "norm of the gradients of a part of a block, before clipping", STEP, log=True),
         Measure("grad_norm/{module}", "", "norm of the gradients of a module outside the blocks, before clipping", STEP, log=True),
         Measure("grad_norm/role/{role}", "", "norm of the gradients of all parameters of a role, before clipping; `vector`: gains and biases", STEP, log=True),
-        Measure("grad_norm/first_over_last", "", "norm of the gradients of the first block over that of the last", (*STEP, *SUMMARY), log=True),
+        Measure("grad_norm/first_over_last", "", "norm of the gradients of the first block over that of the last", LOGGED, log=True),
         Measure("weight_rms/{block}", "", "RMS of all matrix entries of the block", STEP, only="probe=standard or full"),
-        Measure("weight_rms/global", "", "RMS of all matrix entries of the blocks", (*STEP, *SUMMARY), only="probe=standard or full", title="RMS of the weights", panel="weights"),
-        Measure("weight_rms/role/{role}", "", "RMS of all parameters of a role; `vector`: gains and biases", (*STEP, *SUMMARY), only="probe=standard or full", title="RMS of the weights by role", panel="weights"),
+        Measure("weight_rms/global", "", "RMS of all matrix entries of the blocks", LOGGED, only="probe=standard or full", title="RMS of the weights", panel="weights"),
+        Measure("weight_rms/role/{role}", "", "RMS of all parameters of a role; `vector`: gains and biases", LOGGED, only="probe=standard or full", title="RMS of the weights by role", panel="weights"),
         Measure("lr", "", "learning rate of the last step", STEP),
-        Measure("tokens_per_second", "tokens/s", "training speed since the start", (*STEP, *SUMMARY), "higher"),
+        Measure("tokens_per_second", "tokens/s", "training speed since the start", LOGGED, "higher"),
         Measure("mfu", "", "achieved share of the device's peak FLOPs in the run's precision", STEP, "higher", only="a GPU whose peak is known"),
-        Measure("peak_memory_bytes", "bytes", "largest memory so far: allocated by training on the GPU, or resident", (*STEP, *SUMMARY), "lower"),
+        Measure("peak_memory_bytes", "bytes", "largest memory so far: allocated by training on the GPU, or resident", LOGGED, "lower"),
         Measure("loss_scale", "", "factor on the loss in float16", STEP, only="train.precision=fp16"),
-        Measure("batch_hash", HASH, "chain over all training batches", (*STEP, *SUMMARY)),
+        Measure("batch_hash", HASH, "chain over all training batches", LOGGED),
     ),
     "summary": (
         Measure("val_loss", NATS, "the last `val/loss`", SUMMARY, "lower"),
@@ -187,7 +188,7 @@ SECTIONS: dict[str, tuple[Measure, ...]] = {
         Measure("act/{block}/resid/mean_over_rms", "", "magnitude of a token's mean over its width, over its RMS, mean over tokens: what LayerNorm subtracts; sqrt(2 / (pi D)) for a Gaussian", STANDARD, whole="mean", title="mean over RMS of the residual stream", panel="outliers"),
         Measure("act/{block}/resid/first_norm_ratio", "", "norm of the first token over the mean norm of the others, mean over sequences", STANDARD, log=True, source="arXiv:2410.10781", whole="largest", title="norm of the first token over the others'", panel="sinks"),
         Measure("act/{block}/{site}/max_abs", "", "largest magnitude", STANDARD, log=True, whole="largest, of `resid`", title="largest activation", panel="outliers"),
-        Measure("act/resid/growth", "", "RMS of the residual stream after the last block divided by that after the first", (*STEP, *SUMMARY), only="probe=standard or full"),
+        Measure("act/resid/growth", "", "RMS of the residual stream after the last block divided by that after the first", LOGGED, only="probe=standard or full"),
         Measure("act/{block}/resid/kurtosis_sequence", "", "`kurtosis_token` over all T x D entries of a sequence", FULL, log=True, whole="largest"),
         Measure("act/{block}/resid/kurtosis_channel", "", "mean(s^4) / mean(s^2)^2, s the RMS of a channel: 1 (all equal) to D (one holds all)", FULL, log=True, source="arXiv:2405.19279", whole="largest"),
         Measure("act/{block}/resid/massive_count", "entries per sequence", "entries of at least 1000 times the median magnitude", FULL, source="arXiv:2402.17762", whole="largest"),
@@ -201,9 +202,9 @@ SECTIONS: dict[str, tuple[Measure, ...]] = {
         Measure("act/{block}/resid/top_on_{kind}", "", "share of sequences whose largest entry is on such a token, counted under the first kind that fits", FULL, whole="mean"),
         Measure("act/{block}/resid/cosine", "", "cosine between the residual stream before and after the block, mean over tokens", FULL, whole="mean"),
         Measure("act/{block}/{branch}/branch_ratio", "", "norm of the branch's output divided by that of the residual stream that enters the block, mean over tokens", FULL, whole="mean"),
-        Measure("act/bondarenko_kurtosis", "", "E[(x - mean)^4] / (s^4 + 1e-6) with the unbiased s, mean over rows and tensors (below)", (*FULL, *STEP, *SUMMARY), log=True, source="arXiv:2306.12929"),
-        Measure("act/bondarenko_kurtosis_max", "", "`act/bondarenko_kurtosis` of the tensor where it is largest", (*FULL, *STEP, *SUMMARY), log=True, source="arXiv:2306.12929"),
-        Measure("act/bondarenko_inf_norm", "", "mean over rows of the largest magnitude, the largest over the tensors", (*FULL, *STEP, *SUMMARY), log=True, source="arXiv:2306.12929"),
+        Measure("act/bondarenko_kurtosis", "", "E[(x - mean)^4] / (s^4 + 1e-6) with the unbiased s, mean over rows and tensors (below)", (*FULL, *LOGGED), log=True, source="arXiv:2306.12929"),
+        Measure("act/bondarenko_kurtosis_max", "", "`act/bondarenko_kurtosis` of the tensor where it is largest", (*FULL, *LOGGED), log=True, source="arXiv:2306.12929"),
+        Measure("act/bondarenko_inf_norm", "", "mean over rows of the largest magnitude, the largest over the tensors", (*FULL, *LOGGED), log=True, source="arXiv:2306.12929"),
     ),
     "attention": (
         Measure("attn/{block}/first_token_mass", "", "share of attention from queries 1 .. T-1 to token 0, mean; uniform attention: 0.059 at T = 64", STANDARD, whole="mean", title="attention to the first token", panel="sinks", heat_map=True, most=1.0),
@@ -218,14 +219,14 @@ SECTIONS: dict[str, tuple[Measure, ...]] = {
         Measure("attn/{block}/{vector}/first_norm_ratio", "", "norm of the first token's vector, with its position, over the mean norm of the others', mean over sequences", STANDARD, log=True, source="arXiv:2410.10781", whole="mean", title="norm of the first token's query, key and value over the others'", panel="sinks"),
     ),
     "repeats": (
-        Measure("repeats/accuracy", "", "share of tokens predicted right in the second occurrence of a random segment of up to 16 tokens, 16 segments, the same at every probe", (*STEP, *SUMMARY), "higher", source="arXiv:2209.11895", only="probe=standard or full, and room for two segments of 4 tokens", title="accuracy on repeated random tokens", panel="capabilities", most=1.0),
-        Measure("repeats/gain", NATS, "loss of the first occurrence minus that of the second", (*STEP, *SUMMARY), "higher", source="arXiv:2209.11895", only="as `repeats/accuracy`", title="gain from repetition", panel="capabilities"),
+        Measure("repeats/accuracy", "", "share of tokens predicted right in the second occurrence of a random segment of up to 16 tokens, 16 segments, the same at every probe", LOGGED, "higher", source="arXiv:2209.11895", only="probe=standard or full, and room for two segments of 4 tokens", title="accuracy on repeated random tokens", panel="capabilities", most=1.0),
+        Measure("repeats/gain", NATS, "loss of the first occurrence minus that of the second", LOGGED, "higher", source="arXiv:2209.11895", only="as `repeats/accuracy`", title="gain from repetition", panel="capabilities"),
     ),
     "gates and output": (
         Measure("gate/{block}/mean", "", "mean gate score", STANDARD, whole="mean", only="gates that multiply"),
         Measure("gate/{block}/closed", "", "share of scores with a magnitude of at most 0.1", STANDARD, whole="mean", only="gates that multiply"),
-        Measure("logits/log_sum_exp", "nats", "ln sum exp of the logits after the cap, mean over tokens", (*STANDARD, *STEP, *SUMMARY)),
-        Measure("logits/max_abs", "", "largest logit magnitude after the cap", (*STANDARD, *STEP, *SUMMARY)),
+        Measure("logits/log_sum_exp", "nats", "ln sum exp of the logits after the cap, mean over tokens", (*STANDARD, *LOGGED)),
+        Measure("logits/max_abs", "", "largest logit magnitude after the cap", (*STANDARD, *LOGGED)),
     ),
     "weights": (
         Measure("weight/{block}/{matrix}/rms", "", "RMS of the entries", FULL),

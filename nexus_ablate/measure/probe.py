@@ -10,6 +10,7 @@ import contextlib
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -70,14 +71,14 @@ def probe(
     bondarenko = _Bondarenko()
     with hooks() as handles:
         for layer, block in enumerate(model.blocks):  # type: ignore[arg-type]
-            handles += _Block(f"block_{layer:03d}", block, seen, full, (tokens_BT, kinds or {})).hooks()
-            handles += bondarenko.hooks(block) if full else []
+            take = partial(_take, seen, full, f"block_{layer:03d}")
+            handles += _block_hooks(block, take, full, tokens_BT=tokens_BT, kinds=kinds or {})
         if full:
-            handles += bondarenko.norm_hooks((model.final_norm, bondarenko.by_sequence))  # type: ignore[arg-type]
+            handles += bondarenko.hooks(model)
         with evaluation_mode(model):
             with precision():
                 logits_BTV = model(tokens_BT)
-            take(seen, "logits", logits_BTV, full, {})
+            _take(seen, full, "", "logits", logits_BTV)
             seen |= bondarenko.figures()
     return _numbers(seen)
 
@@ -88,67 +89,59 @@ def matrix_probe(model: nn.Module, update_ratios: Mapping[str, Tensor]) -> Found
         return _numbers({**matrix_figures(model), **update_ratios})
 
 
-class _Block:
-    """The hooks on one block, which put statistics into `seen` and keep no tensors."""
+def _block_hooks(block: Any, take: Callable[..., None], full: bool, **text: Any) -> list[Any]:
+    """Hooks on one block that take the statistics of its sites, its attention map and its gates, and keep no tensors.
 
-    def __init__(
-        self, name: str, block: Any, seen: dict[str, Tensor], full: bool, text: tuple[Tensor, Mapping[str, Any]]
-    ) -> None:
-        self.name, self.block, self.seen, self.full, self.text = name, block, seen, full, text
-        self.entering: Tensor | None = None
+    Args:
+        take: `_take` of this block.
+        text: `tokens_BT` and `kinds`, see `statistic`.
+    """
+    entering: Tensor | None = None  # the residual stream, while a full probe is in the block
 
-    def hooks(self) -> list[Any]:
-        """Hooks for the activations at each site, the attention map and gate scores."""
-        handles = [
-            self.block.attn.register_forward_hook(self._branch("attn")),
-            self.block.ffn.register_forward_hook(self._branch("ffn")),
-            self.block.register_forward_hook(self._leaving),
-        ]
-        if core := getattr(self.block.attn, "core", None):
-            handles.append(core.register_forward_pre_hook(self._attention))
-        if self.full:
-            handles.append(self.block.register_forward_pre_hook(self._entering))
-        gates = [m for m in self.block.attn.modules() if isinstance(m, Gate) and m.multiplies]
-        return handles + [m.register_forward_hook(self._gate) for m in gates]
+    def enter(module: nn.Module, inputs: Any) -> None:
+        nonlocal entering
+        entering = block.residual(inputs[0])
 
-    def _take(self, site: str, tensor: Tensor, **inputs: Any) -> None:
-        take(self.seen, site, tensor, self.full, inputs, self.name)
+    def branch(site: str, module: nn.Module, inputs: Any, output: Tensor) -> None:
+        take(site, output, stream_BTD=entering)
 
-    def _entering(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        self.entering = self.block.residual(inputs[0])
+    def leave(module: nn.Module, inputs: Any, output: Any) -> None:
+        nonlocal entering
+        take("resid", block.residual(output), stream_BTD=entering, sink=inputs[1].sink, first=0, **text)
+        entering = None
 
-    def _branch(self, site: str) -> Callable[[nn.Module, Any, Tensor], None]:
-        return lambda module, inputs, output: self._take(site, output, stream_BTD=self.entering)
-
-    def _leaving(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        tokens_BT, kinds = self.text
-        sink, entering, self.entering = inputs[1].sink, self.entering, None
-        text = {"tokens_BT": tokens_BT, "kinds": kinds, "sink": sink, "first": 0}
-        self._take("resid", self.block.residual(output), stream_BTD=entering, **text)
-
-    def _attention(self, core: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor | None]) -> None:
-        q_BHTd, k_BHSd, v_BHSd, bias = (x if x is None else x.float() for x in inputs)
-        assert q_BHTd is not None and k_BHSd is not None and v_BHSd is not None
+    def attention(core: Any, inputs: Any) -> None:
+        *projected, bias = inputs
+        q_BHTd, k_BHSd, v_BHSd = (x.float() for x in projected)
+        bias = None if bias is None else bias.float()
+        learned, own = core.prefix.learned, core.prefix.own
         with torch.autocast(q_BHTd.device.type, enabled=False):
-            self._attention_map(core, q_BHTd, k_BHSd, v_BHSd, bias)
+            take("query", q_BHTd, first=0)
+            take("key", k_BHSd, first=learned)
+            take("value", v_BHSd, first=learned)
+            score_BHTS, seen_TS = core.scores(q_BHTd, k_BHSd, bias), core.seen(q_BHTd.shape[2], q_BHTd.device)
+            take("scores", score_BHTS, seen_TS=seen_TS, first=learned)
+            share_BHTS = attention_statistics.shares(core.normalized(score_BHTS, seen_TS), bool(own))
+            take("map", share_BHTS, first=own + learned)
 
-    def _attention_map(self, core: Any, q_BHTd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor, bias: Tensor | None) -> None:
-        learned = core.prefix.learned
-        for site, vectors, first in (("query", q_BHTd, 0), ("key", k_BHSd, learned), ("value", v_BHSd, learned)):
-            self._take(site, vectors, first=first)
-        score_BHTS, seen_TS = core.scores(q_BHTd, k_BHSd, bias), core.seen(q_BHTd.shape[2], q_BHTd.device)
-        self._take("scores", score_BHTS, seen_TS=seen_TS, first=learned)
-        share_BHTS = attention_statistics.shares(core.normalized(score_BHTS, seen_TS), bool(core.prefix.own))
-        self._take("map", share_BHTS, first=core.prefix.own + learned)
-
-    def _gate(self, module: Any, inputs: tuple[str, Tensor, Tensor], output: Tensor) -> None:
+    def gate(module: Any, inputs: Any, output: Tensor) -> None:
         if inputs[0] == module.site:
-            self._take("gate", module.factor(inputs[2]))
+            take("gate", module.factor(inputs[2]))
+
+    handles = [
+        block.attn.register_forward_hook(partial(branch, "attn")),
+        block.ffn.register_forward_hook(partial(branch, "ffn")),
+        block.register_forward_hook(leave),
+    ]
+    if full:
+        handles.append(block.register_forward_pre_hook(enter))
+    if core := getattr(block.attn, "core", None):
+        handles.append(core.register_forward_pre_hook(attention))
+    gates = [m for m in block.attn.modules() if isinstance(m, Gate) and m.multiplies]
+    return handles + [m.register_forward_hook(gate) for m in gates]
 
 
-def take(
-    seen: dict[str, Tensor], site: str, tensor: Tensor, full: bool, inputs: Mapping[str, Any], block: str = ""
-) -> None:
+def _take(seen: dict[str, Tensor], full: bool, block: str, site: str, tensor: Tensor, **inputs: Any) -> None:
     """Put every statistic of a site into `seen`, under its name.
 
     Args:
@@ -178,32 +171,22 @@ class _Bondarenko:
         self.kurtoses: list[Tensor] = []
         self.norms: list[Tensor] = []
 
-    def hooks(self, block: Any) -> list[Any]:
-        def stream(module: nn.Module, inputs: Any, output: Any) -> None:
-            self.by_sequence(module, inputs, block.residual(output))
+    def hooks(self, model: Any) -> list[Any]:
+        sequences, tokens = partial(torch.flatten, start_dim=1), partial(torch.flatten, end_dim=-2)
+        watched: list[tuple[Any, Callable[[Any], Tensor]]] = [(model.final_norm, sequences)]
+        for block in model.blocks:
+            watched += [
+                (block, lambda stream, block=block: sequences(block.residual(stream))),
+                (block.attn, sequences),
+                (block.ffn, tokens),
+                (getattr(block, "norm_attn", None), sequences),
+                (getattr(block, "norm_ffn", None), sequences if block.norm_ffn_after_sum else tokens),
+            ]
+        there = [(module, rows) for module, rows in watched if not isinstance(module, nn.Identity | None)]
+        return [module.register_forward_hook(partial(self._take, rows)) for module, rows in there]
 
-        norms = [
-            (getattr(block, "norm_attn", None), self.by_sequence),
-            (getattr(block, "norm_ffn", None), self.by_sequence if block.norm_ffn_after_sum else self.by_token),
-        ]
-        return [
-            block.register_forward_hook(stream),
-            block.attn.register_forward_hook(self.by_sequence),
-            block.ffn.register_forward_hook(self.by_token),
-            *self.norm_hooks(*norms),
-        ]
-
-    def norm_hooks(self, *norms: tuple[nn.Module | None, Callable[..., None]]) -> list[Any]:
-        """Hooks on the norms that exist; a missing norm is an identity module."""
-        return [n.register_forward_hook(hook) for n, hook in norms if n is not None and not isinstance(n, nn.Identity)]
-
-    def by_sequence(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
-        self._take(output.flatten(1))
-
-    def by_token(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
-        self._take(output.flatten(0, -2))
-
-    def _take(self, x_RN: Tensor) -> None:
+    def _take(self, rows: Callable[[Any], Tensor], module: nn.Module, inputs: Any, output: Any) -> None:
+        x_RN = rows(output)
         self.kurtoses.append(activation_statistics.bondarenko_kurtosis(x_RN))
         self.norms.append(activation_statistics.bondarenko_inf_norm(x_RN))
 
@@ -220,12 +203,12 @@ class _Bondarenko:
 
 def _numbers(seen: Mapping[str, Tensor]) -> Found:
     """Scalars and vectors as numbers and lists, with one transfer from the device."""
-    flat = torch.cat([value.detach().float().reshape(-1) for value in seen.values()]).tolist()
-    flat = [float(f"{number:.7g}") for number in flat]  # float32 precision, so that rows stay short
-    numbers, start = {}, 0
-    for name, value in seen.items():
-        numbers[name] = flat[start : start + len(value)] if value.ndim else flat[start]
-        start += value.numel()
+    flat = torch.cat([value.detach().float().reshape(-1) for value in seen.values()])
+    parts = flat.cpu().split([value.numel() for value in seen.values()])
+    numbers = {}
+    for (name, value), part in zip(seen.items(), parts, strict=True):
+        rounded = [float(f"{number:.7g}") for number in part.tolist()]  # float32 precision, so that rows stay short
+        numbers[name] = rounded if value.ndim else rounded[0]
     return numbers
 
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -39,32 +39,29 @@ class Intervention(Evaluation):
         self.calibration = calibration
 
     def __call__(self, subject: Subject) -> dict[str, Any]:
-        model = subject.model
-        windows = subject.windows(TARGETS)
+        model, windows = subject.model, subject.windows(TARGETS)
         tokens_BT = subject.on_device(subject.calibration(self.calibration))
         threshold = massive_threshold(model, tokens_BT)
         means, count = massive_means(model, tokens_BT, threshold)
         sinks = sink_means(model, tokens_BT)
-        results = {
-            "before": _seen(subject, windows),
-            "massive_zero": _seen(subject, windows, lambda: massive_set(model, threshold, None)),
-            "massive_mean": _seen(subject, windows, lambda: massive_set(model, threshold, means)),
-            "sink_zero": _seen(
-                subject, windows, lambda: sink_set(model, lambda block, weight: torch.zeros_like(weight))
-            ),
-            "sink_mean": _seen(subject, windows, lambda: sink_set(model, lambda block, weight: sinks[block])),
-            "sink_renormalized": _seen(subject, windows, lambda: sink_set(model, None)),
+        changes = {
+            "before": nullcontext(),
+            "massive_zero": massive_set(model, threshold, None),
+            "massive_mean": massive_set(model, threshold, means),
+            "sink_zero": sink_set(model, lambda block, weight: torch.zeros_like(weight)),
+            "sink_mean": sink_set(model, lambda block, weight: sinks[block]),
+            "sink_renormalized": sink_set(model, None),
         }
-        for name, result in results.items():
+        results: dict[str, Any] = {"threshold": threshold, "massive": threshold == MASSIVE_RATIO}
+        results["entries_per_sequence"] = count
+        for name, change in changes.items():
+            with change:
+                figures = model_figures(probe(model, subject.on_device(windows[:, :-1])))
+                loss = subject.loss(windows)
+            results[name] = {"loss": loss} | {seen: figures[seen] for seen in SEEN}
             if name != "before":
-                result["gap"] = result["loss"] - results["before"]["loss"]
-        return {"threshold": threshold, "massive": threshold == MASSIVE_RATIO, "entries_per_sequence": count} | results
-
-
-def _seen(subject: Subject, windows: np.ndarray, change: Callable[[], Any] | None = None) -> dict[str, float]:
-    with change() if change else hooks():
-        figures = model_figures(probe(subject.model, subject.on_device(windows[:, :-1])))
-        return {"loss": subject.loss(windows)} | {name: figures[name] for name in SEEN}
+                results[name]["gap"] = loss - results["before"]["loss"]
+        return results
 
 
 # --------------------------------------------------------------------------------------------- massive activations
@@ -120,17 +117,15 @@ def massive_set(model: nn.Module, threshold: float, means: list[Tensor] | None) 
 def watching(model: nn.Module, look: Callable[[int, Tensor], None]) -> Iterator[None]:
     """Inside the `with`, call `look(block, x)` after each block; x is the residual stream, which `look` may change."""
 
-    def hook(number: int, block: Any) -> Callable[[nn.Module, Any, Any], None]:
-        def seen(module: nn.Module, inputs: Any, output: Any) -> None:
-            x_BTD = block.residual(output)
-            if x_BTD is not output:
-                raise NotDefined("the residual stream of this placement is the sum of several, which cannot be set")
-            look(number, x_BTD)
-
-        return seen
+    def seen(number: int, block: Any, inputs: Any, output: Any) -> None:
+        x_BTD = block.residual(output)
+        if x_BTD is not output:
+            raise NotDefined("the residual stream of this placement is the sum of several, which cannot be set")
+        look(number, x_BTD)
 
     with hooks() as handles, evaluation_mode(model):
-        handles += [b.register_forward_hook(hook(i, b)) for i, b in enumerate(model.blocks)]  # type: ignore[arg-type]
+        for number, block in enumerate(model.blocks):  # type: ignore[arg-type]
+            handles.append(block.register_forward_hook(partial(seen, number)))
         yield
 
 
