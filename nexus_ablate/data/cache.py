@@ -121,7 +121,7 @@ def prepare(option: Option, cache_dir: Path | None = None, context: int = 128) -
     for tokens in (data.train, data.val["val"]):
         windows = eval_windows(tokens, context, _ANSWERED * context, data.period)
         counts.append(np.bincount(windows[:, 1:][data.answers(windows)], minlength=data.vocab_size))
-    return dataclasses.replace(data, unigram_bpb=_unigram_bpb(*counts, data.token_bytes))
+    return dataclasses.replace(data, unigram_bpb=_unigram_bpb(counts[0], counts[1], data.token_bytes))
 
 
 def _unigram_bpb(train: np.ndarray, val: np.ndarray, token_bytes: np.ndarray) -> float:
