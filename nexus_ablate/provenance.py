@@ -38,6 +38,7 @@ COMPUTES_NOTHING = {
     "planning/": "chooses configurations, which the identity covers",
     "track/": "sends what was stored to W&B",
     "training/display.py": "shows the progress of a run",
+    "training/run_facts.py": "describes a run before its first step",
     "training/signals.py": "records that a run was asked to stop",
 }
 """Files and folders that can't change a number of a run, with the reason. Every other .py file is hashed.

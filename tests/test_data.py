@@ -634,7 +634,6 @@ def test_the_unigram_score_is_the_one_of_the_definition(text_file: Path, tmp_pat
     val = data.val["val"]
     n_bytes = len(text_of(data, val).encode())
     assert data.unigram_bpb == pytest.approx(-np.log2(probability[val]).sum() / n_bytes)
-    assert data.bytes_per_token == pytest.approx(n_bytes / len(val))
 
 
 def test_a_second_use_reads_the_cache_and_builds_nothing(
@@ -709,11 +708,10 @@ def test_a_large_file_is_held_against_its_size(text_file: Path, tmp_path: Path, 
     assert text_of(data, data.train) == TEXT[: int(len(TEXT) * 0.9)]
 
 
-def test_many_small_pieces_are_the_tokens_of_one_large_piece(
+def test_many_small_documents_are_the_tokens_of_one_large_document(
     text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     large = prepare(files(text_file), tmp_path / "a", context=8)
-    monkeypatch.setattr(cache, "_CHUNK", 7)
     monkeypatch.setattr(corpus.FilesCorpus, "train_texts", lambda self: iter(TEXT[: int(len(TEXT) * 0.9)].split("\n")))
     small = prepare(files(text_file), tmp_path / "b", context=8)
     np.testing.assert_array_equal(large.train, small.train)

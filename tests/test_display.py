@@ -1,7 +1,10 @@
 import io
 
+import pytest
+
+from nexus_ablate.cli import main
 from nexus_ablate.training import display
-from nexus_ablate.training.display import Display, result_facts, run_facts
+from nexus_ablate.training.display import Display, result_facts
 
 SUMMARY = {
     "val_loss": 1.38,
@@ -95,9 +98,9 @@ def test_a_figure_that_is_not_finite_is_said_to_be_so_in_memory_and_read_back():
         assert result_facts(unbounded)["val loss"] == "not finite nats per token (best not finite)"
 
 
-def test_the_table_before_a_run_says_what_auto_changed(tiny):
-    facts = dict.fromkeys(("data", "decay", "device", "execution"), "x") | dict.fromkeys(
-        ("params", "params_non_embedding", "train_tokens", "vocab_size", "steps"), 1
-    )
-    assert "init" in run_facts(tiny("placement=deepnorm"), "placement=deepnorm", facts)["note"]
-    assert "note" not in run_facts(tiny(), "baseline", facts)
+@pytest.mark.parametrize(("overrides", "noted"), [(["placement=deepnorm"], ["init"]), ([], [])])
+def test_the_table_before_a_run_says_what_auto_changed(tiny_run, capsys, overrides, noted):
+    assert main(tiny_run(*overrides)) == 0
+    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note ")]
+    assert len(notes) == len(noted)
+    assert all(word in note for word, note in zip(noted, notes, strict=True))

@@ -47,9 +47,7 @@ TEXT = np.random.default_rng(0).integers(0, 11, 400)
 
 def subject(config, model=None, val=TEXT, eval_tokens=64):
     model = build_model(config, 11).eval() if model is None else model
-    data = TokenizedData(
-        "text", "", TEXT, {"val": val}, CharTokenizer("abcdefghijk"), unigram_bpb=1.0, bytes_per_token=1.0
-    )
+    data = TokenizedData("text", "", TEXT, {"val": val}, CharTokenizer("abcdefghijk"), unigram_bpb=1.0)
     return Subject(model, data, context=8, eval_tokens=eval_tokens)
 
 

@@ -9,6 +9,7 @@ from typing import final
 import numpy as np
 
 from nexus_ablate.data.corpus import DATA, Corpus
+from nexus_ablate.data.random_integers import random_stream, weighted
 from nexus_ablate.errors import ConfigError
 
 FORMAT = 1
@@ -65,8 +66,8 @@ class BackCopyCorpus(Corpus):
 
     def transitions(self) -> np.ndarray:
         """(V, V) integer weights of the next token (columns) after each token (rows), the most frequent token first."""
-        u = (self._bits("chain").random_raw(self._symbols**2) >> np.uint64(58)).astype(np.int64)
-        weights = u.reshape(self._symbols, -1) ** 6 // np.arange(1, self._symbols + 1) + 1
+        u = self._bits("chain").random_raw((self._symbols, self._symbols)) >> np.uint64(58)
+        weights = u.astype(np.int64) ** 6 // np.arange(1, self._symbols + 1) + 1
         share = (weights << 20) // weights.sum(1, keepdims=True)
         frequency = np.full(self._symbols, 2**30 // self._symbols)
         for _ in range(100):
@@ -86,8 +87,7 @@ class BackCopyCorpus(Corpus):
             rows = x[start : start + _BLOCK]
             for t in range(self._length):
                 edges = after[rows[:, t - 1]] if t else np.broadcast_to(first.cumsum(), (len(rows), self._symbols))
-                drawn = (bits.random_raw(len(rows)) % edges[:, -1].astype(np.uint64)).astype(np.int64)
-                rows[:, t] = (edges <= drawn[:, None]).sum(1)
+                rows[:, t] = weighted(bits, edges)
                 if t > 1:
                     rows[:, t] = np.where(rows[:, t - 1] < self._triggers, rows[:, t - 2], rows[:, t])
         return x
@@ -97,6 +97,4 @@ class BackCopyCorpus(Corpus):
         return BEGIN + BEGIN.join("".join(row) for row in symbols)
 
     def _bits(self, use: str) -> np.random.Philox:
-        """A random stream for each use. Only its raw bits are the same in all versions of numpy."""
-        digest = hashlib.sha256(f"bigram_backcopy {self._chain} {use}".encode()).digest()
-        return np.random.Philox(key=np.frombuffer(digest[:16], dtype="<u8"))
+        return random_stream(f"bigram_backcopy {self._chain} {use}")

@@ -6,6 +6,8 @@ import hashlib
 
 import numpy as np
 
+from nexus_ablate.data.random_integers import below, random_stream
+
 BLOCK_WINDOWS = 32
 """Fewest neighbouring windows in a block of validation text."""
 LEAST_BLOCKS = 8
@@ -29,15 +31,13 @@ class Batches:
 
     def __init__(self, tokens: np.ndarray, seed: int, batch_size: int, context: int, period: int = 1) -> None:
         self._windows = _windows(tokens, context)[::period]
-        self._key = np.frombuffer(hashlib.sha256(f"{seed}/data".encode()).digest()[:16], dtype="<u8")
+        self._stream = f"{seed}/data"
         self._batch_size = batch_size
 
     def batch(self, step: int) -> np.ndarray:
         """The (B, T+1) int64 windows of a step: inputs `[:, :-1]`, targets `[:, 1:]`."""
-        # Raw bits are the same in all versions of numpy; its distributions aren't.
-        generator = np.random.Philox(key=self._key, counter=np.array([0, 0, step, 0], dtype=np.uint64))
-        starts = generator.random_raw(self._batch_size) % np.uint64(len(self._windows))
-        return self._windows[starts.astype(np.int64)].astype(np.int64)
+        starts = below(random_stream(self._stream, step), len(self._windows), self._batch_size)
+        return self._windows[starts].astype(np.int64)
 
 
 def eval_places(length: int, context: int, n_tokens: int, period: int = 1) -> tuple[np.ndarray, np.ndarray]:

@@ -15,8 +15,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,8 +42,9 @@ TOKENIZER_KEYS = ("tokenizer", "bpe_vocab")
 """The keys of a data option that its corpus doesn't take."""
 
 _HASHED_BYTES = 64 * 2**20  # of larger files only the size is checked
-_CHUNK = 2**20
 _ANSWERED = 4096  # windows of a split whose answers are counted
+
+MakeTokenizer = Callable[[Corpus], Tokenizer]
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,6 @@ class TokenizedData:
         val: Validation sets, each (N,) as `train`; the first is "val".
         tokenizer: Text to ids and back.
         unigram_bpb: Bits per byte of "val" under the add-one frequencies of the training tokens.
-        bytes_per_token: Mean over "val".
-        period: Tokens from the start of a sequence to the start of the next. Windows begin at multiples of it.
         corpus: Where the tokens come from.
     """
 
@@ -69,13 +67,16 @@ class TokenizedData:
     val: dict[str, np.ndarray]
     tokenizer: Tokenizer
     unigram_bpb: float
-    bytes_per_token: float
-    period: int = 1
     corpus: Corpus | None = None
 
     @property
     def vocab_size(self) -> int:
         return self.tokenizer.vocab_size
+
+    @property
+    def period(self) -> int:
+        """Tokens from the start of a sequence to the start of the next. Windows begin at multiples of it."""
+        return self.corpus.period if self.corpus else 1
 
     @property
     def answers(self) -> Callable[[np.ndarray], np.ndarray] | None:
@@ -100,41 +101,33 @@ def prepare(option: Option, cache_dir: Path | None = None, context: int = 128) -
         ConfigError: The data cannot be read or is too short.
         StorageError: The cache cannot be written.
     """
-    corpus, fingerprint = _identify(option, context)
+    corpus, make_tokenizer, fingerprint = _identify(option, context)
     root = cache_dir or default_cache_dir()
     final = root / _hash([FORMAT, fingerprint])[:32]
-    data = _open(final, option.name)
+    data = _open(final, option.name, corpus)
     if data is None:
-        with _storage(root):
-            data = _build(final, option, corpus, fingerprint, context)
-    _require_length(option.name, {"train": len(data.train), **{k: len(v) for k, v in data.val.items()}}, context)
+        try:
+            data = _build(final, option.name, corpus, make_tokenizer, fingerprint, context)
+        except OSError as error:
+            fix = "free some space there, make it writable, or point NEXUS_ABLATE_CACHE to another directory"
+            raise StorageError(f"the token cache {root} cannot be written", str(error), fix) from error
+    _require_length(data, context)
     if data.vocab_size < 2:
         got, fix = f"a vocabulary of {data.vocab_size}", "give a text of several characters, or data.tokenizer=bytes"
         raise ConfigError(f"data={option.name} has one distinct token: there is nothing to predict", got, fix)
-    data = dataclasses.replace(data, period=corpus.period, corpus=corpus)
-    return _of_answers(data, context) if data.answers else data
-
-
-def _of_answers(data: TokenizedData, context: int) -> TokenizedData:
-    """The same data, with the unigram loss and the bytes per token of the answers alone."""
-    assert data.answers is not None
-    counts = {}
-    for split, tokens in (("train", data.train), ("val", data.val["val"])):
+    if data.answers is None:
+        return data
+    counts = []
+    for tokens in (data.train, data.val["val"]):
         windows = eval_windows(tokens, context, _ANSWERED * context, data.period)
-        counts[split] = np.bincount(windows[:, 1:][data.answers(windows)], minlength=data.vocab_size)
-    unigram_bpb, bytes_per_token = _unigram(counts["train"], counts["val"], data.token_bytes)
-    return dataclasses.replace(data, unigram_bpb=unigram_bpb, bytes_per_token=bytes_per_token)
+        counts.append(np.bincount(windows[:, 1:][data.answers(windows)], minlength=data.vocab_size))
+    return dataclasses.replace(data, unigram_bpb=_unigram_bpb(counts[0], counts[1], data.token_bytes))
 
 
-def _unigram(train: np.ndarray, val: np.ndarray, token_bytes: np.ndarray) -> tuple[float, float]:
-    """Bits per byte of validation tokens under the add-one frequencies of training tokens, and bytes per token.
-
-    Args:
-        train, val: (V,) counts of the tokens.
-    """
-    n_bytes = val @ token_bytes
+def _unigram_bpb(train: np.ndarray, val: np.ndarray, token_bytes: np.ndarray) -> float:
+    """Bits per byte of validation tokens under the add-one frequencies of training tokens, both as (V,) counts."""
     bits = -(val @ np.log2((train + 1) / (train.sum() + len(train))))
-    return float(bits / n_bytes), float(n_bytes / val.sum())
+    return float(bits / max(val @ token_bytes, 1))  # no text at all is refused later
 
 
 def fingerprint_of(option: Option, context: int = 128) -> str:
@@ -143,58 +136,67 @@ def fingerprint_of(option: Option, context: int = 128) -> str:
     Raises:
         ConfigError: The data is missing, empty, unreadable or certainly too short.
     """
-    return _identify(option, context)[1]
+    return _identify(option, context)[2]
 
 
 def vocabulary_size(option: Option) -> int:
     """The size of the vocabulary (bpe: at most), without tokenizing or writing anything."""
     if option.keys["tokenizer"] == "bpe":
         return option.keys["bpe_vocab"]
-    own = {key: value for key, value in option.keys.items() if key not in TOKENIZER_KEYS}
-    return _make_tokenizer(option, DATA.build(Option(option.name, own))).vocab_size
+    _, make_tokenizer = _tokenizer_of(option)
+    return make_tokenizer(_corpus_of(option)).vocab_size
 
 
 def default_cache_dir() -> Path:
     """The folder of token files unless another is given."""
-    if chosen := os.environ.get("NEXUS_ABLATE_CACHE"):
-        return Path(os.path.expanduser(chosen))
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "nexus-ablate"
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    return Path(os.environ.get("NEXUS_ABLATE_CACHE") or caches / "nexus-ablate").expanduser()
 
 
-def _identify(option: Option, context: int) -> tuple[Corpus, str]:
+def _identify(option: Option, context: int) -> tuple[Corpus, MakeTokenizer, str]:
+    """The corpus of a data option, the function that makes its tokenizer, and the fingerprint of both."""
     needed = TOKENIZER_KEYS if option.keys.get("tokenizer") != "char" else TOKENIZER_KEYS[:1]
     missing = [key for key in needed if key not in option.keys]
     if missing:
         fix = "copy their lines from conf/data/files.yaml"
         raise ConfigError(f"data={option.name}: its YAML lacks keys", ", ".join(missing), fix)
-    kind = option.keys["tokenizer"]
-    if kind in ("bytes", "char"):
-        tokenizer = [kind]
-    elif kind == "bpe":
-        tokenizer = [kind, option.keys["bpe_vocab"], BPE_TRAINING_CHARACTERS]
-    else:
-        source = read_tokenizer_file(Path(os.path.expanduser(kind)))
-        parse_tokenizer(source, kind)  # a bad file is refused here
-        tokenizer = ["file", hashlib.sha256(source.encode()).hexdigest()]
-    own = {key: value for key, value in option.keys.items() if key not in TOKENIZER_KEYS}
-    corpus = DATA.build(Option(option.name, own))
+    facts, make_tokenizer = _tokenizer_of(option)
+    corpus = _corpus_of(option)
     corpus.check(context)
-    return corpus, _hash([corpus.fingerprint(), tokenizer])
+    return corpus, make_tokenizer, _hash([corpus.fingerprint(), facts])
 
 
-def _make_tokenizer(option: Option, corpus: Corpus) -> Tokenizer:
+def _corpus_of(option: Option) -> Corpus:
+    own = {key: value for key, value in option.keys.items() if key not in TOKENIZER_KEYS}
+    return DATA.build(Option(option.name, own))
+
+
+def _tokenizer_of(option: Option) -> tuple[list[Any], MakeTokenizer]:
+    """What identifies the tokenizer of a data option besides the text, and the function that makes it.
+
+    Raises:
+        ConfigError: It is a file that holds none.
+    """
     kind = option.keys["tokenizer"]
     if kind == "bytes":
-        return ByteTokenizer()
-    if kind == "char" and corpus.characters:
-        return CharTokenizer(corpus.characters)
+        return [kind], lambda corpus: ByteTokenizer()
     if kind == "char":
-        limit = corpus.token_limit  # one token is one character
-        train = corpus.train_texts() if limit is None else head(corpus.train_texts(), limit)
-        return CharTokenizer.train([train, *_val_sets(corpus).values()])
+        return [kind], _characters_of
     if kind == "bpe":
-        return BpeTokenizer.train(corpus.train_texts(), option.keys["bpe_vocab"])
-    return load_tokenizer(Path(os.path.expanduser(kind)))
+        size = option.keys["bpe_vocab"]
+        facts = [kind, size, BPE_TRAINING_CHARACTERS]
+        return facts, lambda corpus: BpeTokenizer.train(corpus.train_texts(), size)
+    source = read_tokenizer_file(Path(os.path.expanduser(kind)))
+    tokenizer = parse_tokenizer(source, kind)
+    return ["file", hashlib.sha256(source.encode()).hexdigest()], lambda corpus: tokenizer
+
+
+def _characters_of(corpus: Corpus) -> CharTokenizer:
+    if corpus.characters:
+        return CharTokenizer(corpus.characters)
+    limit = corpus.token_limit  # one token is one character
+    train = corpus.train_texts() if limit is None else head(corpus.train_texts(), limit)
+    return CharTokenizer.train([train, *_val_sets(corpus).values()])
 
 
 def _val_sets(corpus: Corpus) -> dict[str, Iterator[str]]:
@@ -204,66 +206,67 @@ def _val_sets(corpus: Corpus) -> dict[str, Iterator[str]]:
 # -------------------------------------------------------------------------------------------------------------- writing
 
 
-def _build(final: Path, option: Option, corpus: Corpus, fingerprint: str, context: int) -> TokenizedData:
+def _build(
+    final: Path, name: str, corpus: Corpus, make_tokenizer: MakeTokenizer, fingerprint: str, context: int
+) -> TokenizedData:
     final.parent.mkdir(parents=True, exist_ok=True)
     aside = final.with_name(f".{final.name}-{secrets.token_hex(8)}")
     aside.mkdir()
     try:
-        tokenizer = _make_tokenizer(option, corpus)
+        tokenizer = make_tokenizer(corpus)
         tokenizer.save(aside)
         train = _write_tokens(aside / "train.npy", corpus.train_texts(), tokenizer, corpus.token_limit)
-        val = {
-            name: _write_tokens(aside / _val_file(name), texts, tokenizer) for name, texts in _val_sets(corpus).items()
-        }
-        _require_length(option.name, {"train": train.sum(), **{k: v.sum() for k, v in val.items()}}, context)
-        unigram_bpb, bytes_per_token = _unigram(train, val["val"], tokenizer.token_bytes)
+        val = {of: _write_tokens(aside / _val_file(of), texts, tokenizer) for of, texts in _val_sets(corpus).items()}
         body = {
             "fingerprint": fingerprint,
             "val": list(val),
-            "unigram_bpb": unigram_bpb,
-            "bytes_per_token": bytes_per_token,
+            "unigram_bpb": _unigram_bpb(train, val["val"], tokenizer.token_bytes),
             "files": {path.name: _file_facts(path) for path in sorted(aside.iterdir())},
         }
         aside.joinpath("manifest.json").write_text(json.dumps({"sha256": _hash(body), "body": body}, indent=1))
         for path in aside.iterdir():
-            _sync(path)
-        built = _open(aside, option.name)
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+        built = _open(aside, name, corpus)
         if built is None:
             raise StorageError(f"{aside} does not contain what was written", "other content", "check the disk")
-        return _publish(aside, final, option.name) or built
+        _require_length(built, context)
+        while (published := _open(final, name, corpus)) is None:
+            damaged = aside.with_name(f"{aside.name}-damaged")
+            with contextlib.suppress(FileNotFoundError):  # there was none, or another process moved it first
+                os.rename(final, damaged)
+                shutil.rmtree(damaged)
+            try:
+                os.rename(aside, final)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # another process was faster
+                    raise
+        return published
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _publish(aside: Path, final: Path, name: str) -> TokenizedData | None:
-    """Rename `aside` to `final` and replace a damaged one; a valid one that another process put there is kept."""
-    while True:
-        try:
-            os.rename(aside, final)
-            return None
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-        if data := _open(final, name):
-            return data
-        damaged = aside.with_name(f"{aside.name}-damaged")
-        with contextlib.suppress(FileNotFoundError):  # another process moved it first
-            os.rename(final, damaged)
-            shutil.rmtree(damaged)
-
-
 def _write_tokens(path: Path, texts: Iterable[str], tokenizer: Tokenizer, limit: int | None = None) -> np.ndarray:
-    """Write documents as one .npy of token ids while they are read; returns the (V,) counts of the ids."""
+    """Write the first `limit` tokens of documents as one .npy while they are read; returns the (V,) counts of the ids.
+
+    No document after these is tokenized: a vocabulary made from them may lack its characters.
+    """
     dtype = np.dtype("<u2" if tokenizer.vocab_size <= 2**16 else "<u4")
-    counts = np.zeros(tokenizer.vocab_size, dtype=np.int64)
+    counts, length = np.zeros(tokenizer.vocab_size, dtype=np.int64), 0
     with open(path, "wb") as file:
         _write_header(file, dtype, 0)
-        for chunk in _chunks(_documents(texts, tokenizer, limit)):
-            chunk = chunk[: None if limit is None else limit - counts.sum()]
-            file.write(chunk.astype(dtype).data)
-            counts += np.bincount(chunk, minlength=tokenizer.vocab_size)
+        for index, text in enumerate(texts):
+            ids = tokenizer.encode(text)
+            if index:
+                ids = np.concatenate((tokenizer.separator, ids))
+            ids = ids[: None if limit is None else limit - length]
+            file.write(ids.astype(dtype).data)
+            np.add.at(counts, ids, 1)
+            length += len(ids)
+            if length == limit:
+                break
         file.seek(0)
-        _write_header(file, dtype, int(counts.sum()))
+        _write_header(file, dtype, length)
     return counts
 
 
@@ -272,51 +275,10 @@ def _write_header(file: Any, dtype: np.dtype, length: int) -> None:  # the same 
     np.lib.format.write_array_header_1_0(file, facts)
 
 
-def _documents(texts: Iterable[str], tokenizer: Tokenizer, limit: int | None) -> Iterator[np.ndarray]:
-    """The documents that hold the first `limit` tokens; a vocabulary made from these may lack characters of others."""
-    length = 0
-    for index, text in enumerate(texts):
-        if limit is not None and length >= limit:
-            return
-        if index:
-            yield tokenizer.separator
-        ids = tokenizer.encode(text)
-        length += len(ids)
-        yield ids
-
-
-def _chunks(arrays: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
-    """The same ids in pieces of about a million."""
-    waiting: list[np.ndarray] = []
-    length = 0
-    for array in arrays:
-        waiting.append(array)
-        length += len(array)
-        if length >= _CHUNK:
-            yield np.concatenate(waiting)
-            waiting, length = [], 0
-    if waiting:
-        yield np.concatenate(waiting)
-
-
-def _sync(path: Path) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-
-
-@contextmanager
-def _storage(root: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        fix = "free some space there, make it writable, or point NEXUS_ABLATE_CACHE to another directory"
-        raise StorageError(f"the token cache {root} cannot be written", str(error), fix) from error
-
-
 # -------------------------------------------------------------------------------------------------------------- reading
 
 
-def _open(directory: Path, name: str) -> TokenizedData | None:
+def _open(directory: Path, name: str, corpus: Corpus) -> TokenizedData | None:
     """The tokens in a cache directory; None if it is missing or damaged."""
     try:
         manifest = json.loads(directory.joinpath("manifest.json").read_bytes())
@@ -332,7 +294,7 @@ def _open(directory: Path, name: str) -> TokenizedData | None:
             val={val: np.load(directory / _val_file(val), mmap_mode="r") for val in body["val"]},
             tokenizer=load_tokenizer(directory),
             unigram_bpb=body["unigram_bpb"],
-            bytes_per_token=body["bytes_per_token"],
+            corpus=corpus,
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -349,10 +311,10 @@ def _val_file(name: str) -> str:
     return "val.npy" if name == "val" else f"val-{name}.npy"
 
 
-def _require_length(name: str, lengths: Mapping[str, int], context: int) -> None:
-    for split, length in lengths.items():
-        if length < context + 2:
-            problem = f"data={name} is too short: {length} tokens in {split}, {context + 2} needed"
+def _require_length(data: TokenizedData, context: int) -> None:
+    for split, tokens in {"train": data.train, **data.val}.items():
+        if len(tokens) < context + 2:
+            problem = f"data={data.name} is too short: {len(tokens)} tokens in {split}, {context + 2} needed"
             raise ConfigError(problem, f"model.context={context}", "give more text or choose a smaller model.context")
 
 

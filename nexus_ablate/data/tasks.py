@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Any, Self, final
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar, Self, final
 
 import numpy as np
 
 from nexus_ablate.data.corpus import DATA, Corpus
+from nexus_ablate.data.random_integers import below, random_stream, weighted
 from nexus_ablate.errors import ConfigError
 
 FORMAT = 1
@@ -20,9 +22,9 @@ _CHARACTERS = "".join(
     map(chr, [*range(32, 127), *range(0x4E00, 0xA000)])
 )  # one per token: a space, then ASCII, then CJK
 _BLOCK = 2048  # sequences drawn at a time
-_TRAIN = "train"
 
 
+@dataclass(kw_only=True, eq=False)
 class TaskCorpus(Corpus):
     """Abstract: sequences of symbols, some of which (the answers) follow from the ones before them.
 
@@ -33,21 +35,22 @@ class TaskCorpus(Corpus):
         length: Inputs per sequence (T).
         sequences: Training sequences; a sixteenth as many are for validation.
         score: Whether the loss counts the `answers` alone or `all` targets.
-        keys: The option's further keys.
     """
 
-    name: str
+    name: ClassVar[str]
+    symbols: int
+    length: int
+    sequences: int
+    score: str
 
-    def __init__(self, symbols: int, length: int, sequences: int, score: str, **keys: Any) -> None:
-        self.symbols, self.length, self.sequences = symbols, length, sequences
-        self.keys = {"symbols": symbols, "length": length, "sequences": sequences, "score": score, **keys}
-        self.period = length + 1
-        self.scores_answers = score == "answers"
-        self.characters = _CHARACTERS[:symbols]
+    def __post_init__(self) -> None:
+        self.period = self.length + 1
+        self.scores_answers = self.score == "answers"
+        self.characters = _CHARACTERS[: self.symbols]
 
     @abstractmethod
-    def problem(self) -> tuple[str, str, str] | None:
-        """Why no such sequence exists: the three lines of the error; None where it does."""
+    def mistake(self) -> ConfigError | None:
+        """Why no such sequence exists; None where it does."""
 
     @abstractmethod
     def rows(self, bits: np.random.Philox, count: int) -> np.ndarray:
@@ -59,12 +62,11 @@ class TaskCorpus(Corpus):
 
     def changed(self, **keys: Any) -> Self:
         """The same task with other keys."""
-        return type(self)(**(self.keys | keys))
+        return replace(self, **keys)
 
     def check(self, context: int) -> None:
-        if mistake := self.problem():
-            problem, got, fix = mistake
-            raise ConfigError(problem, got, fix)
+        if mistake := self.mistake():
+            raise mistake
         if context != self.length:
             raise ConfigError(
                 f"data={self.name} has sequences of data.length tokens, and model.context differs",
@@ -74,19 +76,18 @@ class TaskCorpus(Corpus):
 
     def fingerprint(self) -> str:
         # its default is left out, as it was before another score was a loss of its own
-        drawn = {key: value for key, value in self.keys.items() if (key, value) != ("score", "answers")}
+        drawn = {key: value for key, value in asdict(self).items() if (key, value) != ("score", "answers")}
         return hashlib.sha256(f"{self.name} {FORMAT} {sorted(drawn.items())}".encode()).hexdigest()
 
     def train_texts(self) -> Iterator[str]:
-        yield self._text(_TRAIN, self.sequences)
+        yield self._text("train", self.sequences)
 
     def val_texts(self) -> Iterator[str]:
         yield self._text("val", max(1, self.sequences // 16))
 
     def draw(self, use: str, sequences: int) -> np.ndarray:
         """(sequences, T + 1) tokens of the stream of a use: `train`, `val` or an evaluation's."""
-        digest = hashlib.sha256(f"{self.name} {use}".encode()).digest()
-        bits = np.random.Philox(key=np.frombuffer(digest[:16], dtype="<u8"))
+        bits = random_stream(f"{self.name} {use}")
         starts = range(0, sequences, _BLOCK)
         return np.concatenate([self.rows(bits, min(_BLOCK, sequences - start)) for start in starts])
 
@@ -97,6 +98,7 @@ class TaskCorpus(Corpus):
 
 @final
 @DATA.register("recall")
+@dataclass(kw_only=True, eq=False)
 class RecallCorpus(TaskCorpus):
     """Multi-query associative recall: P pairs of a key and a value, then each key once more, followed by its value.
 
@@ -108,34 +110,32 @@ class RecallCorpus(TaskCorpus):
     """
 
     name = "recall"
+    pairs: int
+    power: float
+    filler: str
 
-    def __init__(
-        self, *, symbols: int, pairs: int, length: int, power: float, filler: str, sequences: int, score: str
-    ) -> None:
-        super().__init__(symbols, length, sequences, score, pairs=pairs, power=power, filler=filler)
-        self.pairs, self.power, self.filler = pairs, power, filler
-        self.first_value = self.symbols // 2
-
-    def problem(self) -> tuple[str, str, str] | None:
+    def mistake(self) -> ConfigError | None:
         if 4 * self.pairs > self.length:
             got = f"4 * {self.pairs} > {self.length}"
-            return "data=recall has no room for its pairs and queries", got, f"data.pairs={self.length // 4}"
-        if self.pairs >= self.first_value:
-            got = f"{self.pairs} pairs, {self.first_value - 1} keys"
-            return "data=recall has fewer keys than pairs", got, f"data.symbols={2 * self.pairs + 2}"
+            fix = f"data.pairs={self.length // 4}"
+            return ConfigError("data=recall has no room for its pairs and queries", got, fix)
+        keys = self.symbols // 2 - 1
+        if self.pairs > keys:
+            got = f"{self.pairs} pairs, {keys} keys"
+            return ConfigError("data=recall has fewer keys than pairs", got, f"data.symbols={2 * self.pairs + 2}")
         return None
 
     def rows(self, bits: np.random.Philox, count: int) -> np.ndarray:
-        keys = 1 + _distinct(bits, count, self.first_value - 1, self.pairs)
-        values = self.first_value + _distinct(bits, count, self.symbols - self.first_value, self.pairs)
-        gaps = self.gaps(bits, count)
+        first_value = self.symbols // 2
+        keys = 1 + _distinct(bits, count, first_value - 1, self.pairs)
+        values = first_value + _distinct(bits, count, self.symbols - first_value, self.pairs)
+        asked = 2 * self.pairs + 2 * self.gaps(bits, count)
         x = np.zeros((count, self.length + 1), dtype=np.int64)
         if self.filler == "random":
-            x = (bits.random_raw(x.size) % np.uint64(self.symbols)).astype(np.int64).reshape(x.shape)
+            x = below(bits, self.symbols, x.shape)
             x[(x[:, :, None] == keys[:, None, :]).any(-1)] = BLANK
         x[:, 0 : 2 * self.pairs : 2] = keys
         x[:, 1 : 2 * self.pairs : 2] = values
-        asked = 2 * self.pairs + 2 * gaps
         np.put_along_axis(x, asked, keys, axis=1)
         np.put_along_axis(x, asked + 1, values, axis=1)
         return x
@@ -146,10 +146,8 @@ class RecallCorpus(TaskCorpus):
         weights = np.tile((2.0**32 * places ** (self.power - 1)).astype(np.int64), (count, 1))
         gaps = np.empty((count, self.pairs), dtype=np.int64)
         for column in range(self.pairs):
-            ends = weights.cumsum(1)
-            drawn = (bits.random_raw(count) % ends[:, -1].astype(np.uint64)).astype(np.int64)
-            gaps[:, column] = (ends <= drawn[:, None]).sum(1)
-            np.put_along_axis(weights, gaps[:, column, None], 0, axis=1)
+            gaps[:, column] = weighted(bits, weights.cumsum(1))
+            weights[np.arange(count), gaps[:, column]] = 0
         return gaps
 
     def answers(self, windows: np.ndarray) -> np.ndarray:
@@ -165,9 +163,26 @@ class RecallCorpus(TaskCorpus):
         return sources
 
 
+@dataclass(kw_only=True, eq=False)
+class RepetitionCorpus(TaskCorpus):
+    """Abstract: what is repeated has a length drawn from [least, most]."""
+
+    least: int
+    most: int
+
+    def _impossible_length(self, problem: str, got: str, longest: int) -> ConfigError | None:
+        """The mistake in the lengths, if there is one; `problem` and `got` tell that `most` exceeds `longest`."""
+        if self.most > longest:
+            return ConfigError(problem, got, f"data.most={longest}")
+        if self.least > self.most:
+            return ConfigError("data.least exceeds data.most", f"{self.least} > {self.most}", f"data.least={self.most}")
+        return None
+
+
 @final
 @DATA.register("induction")
-class InductionCorpus(TaskCorpus):
+@dataclass(kw_only=True, eq=False)
+class InductionCorpus(RepetitionCorpus):
     """A segment of distinct symbols, repeated to the end of the sequence; its length is drawn from [least, most].
 
     Repeated random tokens, as in Olsson et al. 2022, arXiv:2209.11895. Since the length varies, no fixed distance leads
@@ -177,24 +192,15 @@ class InductionCorpus(TaskCorpus):
 
     name = "induction"
 
-    def __init__(self, *, symbols: int, least: int, most: int, length: int, sequences: int, score: str) -> None:
-        super().__init__(symbols, length, sequences, score, least=least, most=most)
-        self.least, self.most = least, most
-
-    def problem(self) -> tuple[str, str, str] | None:
+    def mistake(self) -> ConfigError | None:
         longest = min(self.symbols, (self.length + 1) // 2)
-        if self.most > longest:
-            problem = "data.most is a segment's length, of distinct symbols, and the sequence has it twice"
-            return problem, f"{self.most} > {longest}", f"data.most={longest}"
-        if self.least > self.most:
-            return "data.least exceeds data.most", f"{self.least} > {self.most}", f"data.least={self.most}"
-        return None
+        problem = "data.most is a segment's length, of distinct symbols, and the sequence has it twice"
+        return self._impossible_length(problem, f"{self.most} > {longest}", longest)
 
     def rows(self, bits: np.random.Philox, count: int) -> np.ndarray:
         segments = _distinct(bits, count, self.symbols, self.most)
-        lengths = _between(bits, count, self.least, self.most)
-        places = np.arange(self.length + 1) % lengths[:, None]
-        return np.take_along_axis(segments, places, axis=1)
+        lengths = self.least + below(bits, self.most - self.least + 1, (count, 1))
+        return np.take_along_axis(segments, np.arange(self.length + 1) % lengths, axis=1)
 
     def answers(self, windows: np.ndarray) -> np.ndarray:
         lengths = 1 + (windows[:, 1:] == windows[:, :1]).argmax(1)
@@ -203,7 +209,8 @@ class InductionCorpus(TaskCorpus):
 
 @final
 @DATA.register("copy")
-class CopyCorpus(TaskCorpus):
+@dataclass(kw_only=True, eq=False)
+class CopyCorpus(RepetitionCorpus):
     """A string of random symbols, a separator, and the same string again, filled up with separators.
 
     The string's length is drawn from [least, most]. After the task of Jelassi et al. 2024, arXiv:2402.01032.
@@ -211,27 +218,18 @@ class CopyCorpus(TaskCorpus):
 
     name = "copy"
 
-    def __init__(self, *, symbols: int, least: int, most: int, length: int, sequences: int, score: str) -> None:
-        super().__init__(symbols, length, sequences, score, least=least, most=most)
-        self.least, self.most = least, most
-
-    def problem(self) -> tuple[str, str, str] | None:
-        longest = self.length // 2
-        if self.most > longest:
-            got = f"2 * {self.most} > {self.length}"
-            return "data.most is a string's length, and the sequence has it twice", got, f"data.most={longest}"
-        if self.least > self.most:
-            return "data.least exceeds data.most", f"{self.least} > {self.most}", f"data.least={self.most}"
-        return None
+    def mistake(self) -> ConfigError | None:
+        problem = "data.most is a string's length, and the sequence has it twice"
+        return self._impossible_length(problem, f"2 * {self.most} > {self.length}", self.length // 2)
 
     def rows(self, bits: np.random.Philox, count: int) -> np.ndarray:
-        strings = _between(bits, (count, self.most), 1, self.symbols - 1)
-        lengths = _between(bits, count, self.least, self.most)
+        strings = 1 + below(bits, self.symbols - 1, (count, self.most))
+        lengths = self.least + below(bits, self.most - self.least + 1, (count, 1))
         place = np.arange(self.length + 1)
-        copied = place - 1 - lengths[:, None]  # index in the string of what stands after the separator
+        copied = place - 1 - lengths  # index in the string of what stands after the separator
         index = np.where(copied < 0, place, copied)
         symbols = np.take_along_axis(strings, np.minimum(index, self.most - 1), axis=1)
-        return np.where((copied == -1) | (index >= lengths[:, None]), BLANK, symbols)
+        return np.where((copied == -1) | (index >= lengths), BLANK, symbols)
 
     def answers(self, windows: np.ndarray) -> np.ndarray:
         lengths = (windows == BLANK).argmax(1)[:, None]
@@ -241,17 +239,8 @@ class CopyCorpus(TaskCorpus):
 
 def _distinct(bits: np.random.Philox, count: int, symbols: int, chosen: int) -> np.ndarray:
     """(count, chosen) different numbers below `symbols` in each row, by the first steps of a Fisher-Yates shuffle."""
-    pool = np.tile(np.arange(symbols, dtype=np.int32), (count, 1))
+    pool, rows = np.tile(np.arange(symbols, dtype=np.int32), (count, 1)), np.arange(count)
     for column in range(chosen):
-        other = column + bits.random_raw(count) % np.uint64(symbols - column)
-        other = other.astype(np.int64)[:, None]
-        first = pool[:, column, None].copy()
-        pool[:, column, None] = np.take_along_axis(pool, other, axis=1)
-        np.put_along_axis(pool, other, first, axis=1)
+        other = column + below(bits, symbols - column, count)
+        pool[rows, column], pool[rows, other] = pool[rows, other], pool[rows, column]
     return pool[:, :chosen].astype(np.int64)
-
-
-def _between(bits: np.random.Philox, shape: int | tuple[int, int], low: int, high: int) -> np.ndarray:
-    """Whole numbers from low to high, both included."""
-    drawn = bits.random_raw(int(np.prod(shape))) % np.uint64(high - low + 1)
-    return low + drawn.astype(np.int64).reshape(shape)

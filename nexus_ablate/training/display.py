@@ -11,10 +11,9 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
-from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.console import folded, open_console, sparkline
 from nexus_ablate.errors import printable
-from nexus_ablate.measure.regime import UNLEARNED, has_learned, regime_of
+from nexus_ablate.measure.regime import UNLEARNED, has_learned
 from nexus_ablate.runs import read_rows
 from nexus_ablate.runs.lookup import name_to_type
 
@@ -24,6 +23,21 @@ ASIDE = ("decay", "memory", "outliers", "attention", "weights")
 """Rows of the tables before and after a run that only -v shows."""
 WIDE_BAR = 100
 """Columns of a terminal from which the progress bar has room for learning rate and gradient norm."""
+
+RESULTS = {
+    "val loss": "{val_loss:.4f} nats per token (best {best_val_loss:.4f})",
+    "val bits/byte": "{val_bpb:.4f}, {share:.0%} {side} than a unigram model ({unigram_bpb:.3f})",
+    "train loss": "{train_loss:.4f} over the last tenth, gap {generalization_gap:+.4f}{why}",
+    "time": "{seconds:.0f} s of training at {tokens_per_second:,.0f} tokens/s, "
+    "{seconds_aside:.0f} s of measuring and saving",
+    "memory": "{mebibytes:,.0f} MiB at most",
+    "outliers": "kurtosis {act/resid/kurtosis_token:.1f} (Gaussian 3), max/median {act/resid/max_over_median:.0f}, "
+    "max {act/resid/max_abs:.1f}",
+    "attention": "{attn/first_token_mass:.1%} to the first token, sink rate {attn/sink_rate:.1%}{onset}, "
+    "entropy {attn/entropy:.2f} (uniform 1)",
+    "weights": "RMS {weight_rms/global:.4f}; mean over RMS of the residual stream {act/resid/mean_over_rms:.2f}",
+}
+"""The table after the last step: rows with figures by their names in summary.json, or made from these."""
 
 verbose = False
 """Whether a run prints every row of its tables; set by the command line."""
@@ -126,27 +140,6 @@ class Display:
         self.console.print(f"[dim]next[/dim]       nexus-ablate show {run}", soft_wrap=True)
 
 
-def run_facts(config: RunConfig, arm: str, facts: dict[str, Any]) -> dict[str, str]:
-    """The table before the first step: arm, notes, model size, data, training budget, regime, device."""
-    resolved = config.resolved
-    initial = facts.get("initial")
-    regime = regime_of(config, facts["params_non_embedding"], facts["steps"], facts["train_tokens"], initial)
-    return {
-        "arm": arm.replace(",", ", "),
-        **({"note": "; ".join(resolved.notes)} if resolved.notes else {}),
-        "model": f"{config.model.name}: {config.model.n_layers} layers, d_model {config.model.d_model}, "
-        f"{config.model.n_heads} heads of {resolved.head_dim}, d_ff {resolved.d_ff} ({resolved.d_ff_ratio:.3g} d)",
-        "parameters": f"{facts['params']:,} ({facts['params_non_embedding']:,} without embeddings)",
-        "data": f"{facts['data']}: {facts['train_tokens']:,} tokens, vocabulary {facts['vocab_size']:,}",
-        "training": f"{facts['steps']:,} steps x {resolved.tokens_per_step:,} tokens, seed {config.seed}",
-        "decay": facts["decay"],
-        "regime": str(regime),
-        **({"warning": "\n".join(regime.warnings())} if regime.warnings() else {}),
-        "device": facts["device"],
-        "execution": facts["execution"],
-    }
-
-
 def loss_curve(path: Path) -> str:
     """A run's validation losses as a line of blocks with the first and the last; '' where there are fewer than two."""
     rows = read_rows(path / "metrics.jsonl")
@@ -160,57 +153,31 @@ def shown(value: float | None, form: str) -> str:
     return format(value, form) if value is not None and math.isfinite(value) else "not finite"
 
 
+class _Figure(float):
+    """A number of a summary, formatted by `shown`."""
+
+    def __format__(self, form: str) -> str:
+        return shown(float(self), form)
+
+
 def result_facts(summary: dict[str, Any]) -> dict[str, str]:
     """The table after the last step. Rows whose numbers a summary of another version lacks are left out."""
-
-    def figure(name: str, form: str) -> str:
-        return shown(summary[name], form)
-
-    def bits() -> str:
-        bpb, unigram = summary["val_bpb"], summary["unigram_bpb"]
-        below = None if bpb is None else 1 - bpb / unigram
-        side = "higher" if below is not None and below < 0 else "lower"
-        share = shown(None if below is None else abs(below), ".0%")
-        return f"{shown(bpb, '.4f')}, {share} {side} than a unigram model ({unigram:.3f})"
-
-    def train_loss() -> str:
-        gap = summary["generalization_gap"]
-        text = f"{figure('train_loss', '.4f')} over the last tenth, gap {shown(gap, '+.4f')}"
-        return f"{text}: the validation text is easier, or measured later" if gap is not None and gap < 0 else text
-
-    def time_spent() -> str:
-        aside = sum(summary[f"seconds_{activity}"] for activity in ("eval", "probe", "checkpoint"))
-        speed = f"{summary['seconds']:.0f} s of training at {summary['tokens_per_second']:,.0f} tokens/s"
-        return f"{speed}, {aside:.0f} s of measuring and saving"
-
-    def attention() -> str:
-        onset = summary.get("onsets", {}).get("attn/sink_rate")
-        return (
-            f"{figure('attn/first_token_mass', '.1%')} to the first token, sink rate {figure('attn/sink_rate', '.1%')}"
-            + (f" (first seen at step {onset['step']:,})" if onset else "")
-            + f", entropy {figure('attn/entropy', '.2f')} (uniform 1)"
-        )
-
-    lines = {
-        "val loss": lambda: f"{figure('val_loss', '.4f')} nats per token (best {figure('best_val_loss', '.4f')})",
-        "val bits/byte": bits,
-        "train loss": train_loss,
-        "time": time_spent,
-        "memory": lambda: f"{summary['peak_memory_bytes'] / 2**20:,.0f} MiB at most",
-        "outliers": lambda: (
-            f"kurtosis {figure('act/resid/kurtosis_token', '.1f')} (Gaussian 3), "
-            f"max/median {figure('act/resid/max_over_median', '.0f')}, max {figure('act/resid/max_abs', '.1f')}"
-        ),
-        "attention": attention,
-        "weights": lambda: (
-            f"RMS {figure('weight_rms/global', '.4f')}; mean over RMS of the residual stream "
-            f"{figure('act/resid/mean_over_rms', '.2f')}"
-        ),
-    }
+    numbers = {name: value for name, value in summary.items() if value is None or isinstance(value, int | float)}
+    figures: dict[str, Any] = {name: _Figure(math.nan if v is None else v) for name, v in numbers.items()}
+    gap, onset = figures.get("generalization_gap", 0.0), summary.get("onsets", {}).get("attn/sink_rate")
+    figures["why"] = ": the validation text is easier, or measured later" if gap < 0 else ""
+    figures["onset"] = f" (first seen at step {onset['step']:,})" if onset else ""
+    with contextlib.suppress(KeyError):
+        figures["seconds_aside"] = sum(figures[f"seconds_{activity}"] for activity in ("eval", "probe", "checkpoint"))
+    with contextlib.suppress(KeyError):
+        figures["mebibytes"] = figures["peak_memory_bytes"] / 2**20
+    with contextlib.suppress(KeyError):
+        below = 1 - figures["val_bpb"] / figures["unigram_bpb"]
+        figures |= {"share": _Figure(abs(below)), "side": "higher" if below < 0 else "lower"}
     facts = {}
-    for name, line in lines.items():
+    for name, line in RESULTS.items():
         with contextlib.suppress(KeyError):
-            facts[name] = line()
+            facts[name] = line.format_map(figures)
     bpb, unigram = summary.get("val_bpb"), summary.get("unigram_bpb")
     if bpb is not None and unigram and not has_learned([bpb], unigram):
         facts["warning"] = f"the run {UNLEARNED}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import traceback
 from dataclasses import asdict, dataclass
@@ -13,7 +14,6 @@ import yaml
 from nexus_ablate import errors
 from nexus_ablate.config.compose import differences, plugins_used
 from nexus_ablate.config.run_config import RunConfig
-from nexus_ablate.console import several
 from nexus_ablate.data import TokenizedData, prepare
 from nexus_ablate.errors import AlreadyRunning, StorageError, UserError
 from nexus_ablate.measure.regime import check_passes
@@ -121,6 +121,8 @@ def _lead(
     world: World, config: RunConfig, overrides: list[str], display: Any, arm: str, run_conditions: dict[str, Any]
 ) -> Outcome:
     """Train in the first process of a run, usually the only one."""
+    from nexus_ablate.optimizers import OPTIM
+
     data = prepare(config.data, context=config.model.context)
     arm = arm or arm_name(differences(config))
     ident = identity_of(config, data.fingerprint)
@@ -131,12 +133,14 @@ def _lead(
     env = environment(sys.argv) | code | {"world_size": world.size} | run_conditions
     path = run_path(config.runs_dir, config.experiment, arm, config.seed, ident)
     launch = Launch(ident, config_yaml, overrides, env)
+    state_bytes = OPTIM.get(config.optim.name).state_bytes
+    known = {"vocab_size": data.vocab_size, "state_bytes": state_bytes, "processes": world.size}
 
     def check() -> None:
         check_passes(config, len(data.train))
         check_start(config, data.vocab_size)
         runs = run_conditions.get("runs_per_device", 1) if world.device.type == "cuda" else 1
-        check_memory(config, *device_memory(world.device, runs), **_known(config, data, world))
+        check_memory(config, *device_memory(world.device, runs), **known)
 
     def is_wanted(result: Path) -> bool:
         return not other_arithmetic(config, result)
@@ -163,23 +167,22 @@ def _lead(
             world.share(b"")
             display.after(run.path, summary, already_finished=True)
             return Outcome(errors.OK, run.path, summary, already_finished=True)
-        if run.path != path and not config.rerun and not run.resuming:
-            unlike = ", ".join(other_arithmetic(config, path))
-            reason = f"{path.name} was trained with {unlike} than requested, so its numbers differ; training again"
-            display.say(reason)
-            run.log(reason)
-        others = made_by_other_code(run.path, ident.config_hash, code)
-        if others and not (run.resuming or config.rerun):
-            reason = f"an earlier run of this configuration, {others[-1]}; training again"
-            display.say(reason)
-            run.log(reason)
+        if not (run.resuming or config.rerun):
+            reasons = []
+            if run.path != path:
+                unlike = ", ".join(other_arithmetic(config, path))
+                reasons.append(f"{path.name} was trained with {unlike} than requested, so its numbers differ")
+            if others := made_by_other_code(run.path, ident.config_hash, code):
+                reasons.append(f"an earlier run of this configuration, {others[-1]}")
+            for reason in reasons:
+                display.say(f"{reason}; training again")
+                run.log(f"{reason}; training again")
         try:
             world.share(b"train")
             summary, tracker = _train(config, data, run, arm, ident.arm_hash, display, world)
         except BaseException as error:
             known_error = error
             if out_of_memory(error):
-                known = _known(config, data, world)
                 known_error = too_large(config, "memory ran out", least_bytes(config, **known) // 2, **known)
             elif isinstance(error, OSError):  # from reads and writes that bypass runs/files.py
                 known_error = refused(error)
@@ -211,14 +214,6 @@ def other_arithmetic(config: RunConfig, path: Path) -> list[str]:
     if compiled is not None and train.compile != "auto" and (train.compile != "off") != compiled:
         unlike.append(f"another train.compile ({'on' if compiled else 'off'})")
     return unlike
-
-
-def _known(config: RunConfig, data: TokenizedData, world: World) -> dict[str, int]:
-    """Arguments of `least_bytes` that aren't part of the configuration."""
-    from nexus_ablate.optimizers import OPTIM
-
-    state_bytes = OPTIM.get(config.optim.name).state_bytes
-    return {"vocab_size": data.vocab_size, "state_bytes": state_bytes, "processes": world.size}
 
 
 def _use_threads(config: RunConfig) -> tuple[int, str]:
@@ -261,55 +256,39 @@ def _train(
     """Build the model, train it and save the summary. The tracker stays open for evaluations."""
     import torch
 
-    from nexus_ablate.measure.counts import parameters
     from nexus_ablate.measure.initial import initial_signal
     from nexus_ablate.optimizers import decay_groups
-    from nexus_ablate.training.display import run_facts
+    from nexus_ablate.training.run_facts import run_facts
     from nexus_ablate.training.signals import StopRequest
     from nexus_ablate.training.trainer import Trainer
 
-    device = world.device
     threads, warning = _use_threads(config)
     if warning:
         display.say(warning)
     model = initial_model(config, data.vocab_size)
     shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
-    initial = {name: {"z": z, "shape": shapes[name]} for name, z in model.z_hashes.items()}
-    run.write_json("init.json", initial)
-    model.to(device)
+    run.write_json("init.json", {name: {"z": z, "shape": shapes[name]} for name, z in model.z_hashes.items()})
+    z_hashes = "\n".join(f"{name} {z}" for name, z in sorted(model.z_hashes.items()))
+    model.to(world.device)
     signal = None if "run" in config.init.keys else initial_signal(model)
     tracker = start_tracker(config.tracker, run.path, display.say)
     try:
         with StopRequest() as stop:
             trainer = Trainer(config, model, data, run, tracker, display, stop, world)
-            everything, without_tables = parameters(model)
             groups = decay_groups(model, config.schedule.decay, config.schedule.groups)
-            sizes = {name: p.numel() for name, p in model.named_parameters()}
-            facts = {
-                "params": everything,
-                "params_non_embedding": without_tables,
-                "data": config.data.name,
-                "train_tokens": len(data.train),
-                "vocab_size": data.vocab_size,
-                "steps": trainer.steps,
-                "initial": signal,
-                "decay": f"{sum(sizes[n] for n in groups['decayed']):,} parameters at {config.weight_decay:g} "
-                f"({config.schedule.decay}), {sum(sizes[n] for n in groups['free']):,} free",
-                "device": (f"{world.size} x " if world.size > 1 else "") + f"{device}, {several(threads, 'thread')}",
-                "execution": "; ".join(trainer.step.choices.why.values()),
-            }
-            display.before(run_facts(config, arm, facts))
+            facts = run_facts(trainer, arm, groups, signal, threads)
+            display.before(facts)
             run.write_json("decay_groups.json", groups)
             run.status("running")
-            run.log("; ".join(f"{name}: {value}" for name, value in run_facts(config, arm, facts).items()))
+            run.log("; ".join(f"{name}: {value}" for name, value in facts.items()))
             summary = trainer.fit() | {
                 **({"initial": asdict(signal)} if signal else {}),
                 "arm_hash": arm_hash,
-                "init_hash": init_hash(model.z_hashes),
+                "init_hash": hashlib.sha256(z_hashes.encode()).hexdigest(),
                 "train_tokens": len(data.train),
                 "threads": threads,
-                "device": str(device),
-                "processor": processor_name(device.type),
+                "device": str(world.device),
+                "processor": processor_name(world.device.type),
                 "float32_matmul_precision": torch.get_float32_matmul_precision(),
                 "world_size": world.size,
             }
@@ -319,11 +298,3 @@ def _train(
         tracker.finish(_state_after(error), {})
         raise
     return summary, tracker
-
-
-def init_hash(z_hashes: dict[str, str]) -> str:
-    """One hash over the z hashes of all parameters, independent of their order."""
-    import hashlib
-
-    text = "\n".join(f"{name} {value}" for name, value in sorted(z_hashes.items()))
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -170,7 +170,8 @@ class Trainer:
         """Write one row of metrics.jsonl with everything that is due at this step."""
         self._read()
         progress, train = self.progress, self.config.train
-        row = self._position()
+        position = self._position()
+        row = dict(position)
         last = progress.step == self.steps
         if progress.step and (progress.step % train.log_every == 0 or last):
             row |= self._training_figures()
@@ -184,7 +185,7 @@ class Trainer:
                 progress.probed = model_figures(probed | weights)
                 if self.segments is not None:
                     progress.probed |= repeat_figures(self.model, self.segments, self.step.precision_context)
-                self.run.log_probes(row_start(row) | probed)
+                self.run.log_probes(position | probed)
                 row |= progress.probed | weights
         if self._validates_at(progress.step):
             with self._aside("eval"):
@@ -384,8 +385,3 @@ class Trainer:
     def peak_memory(self) -> int:
         """Peak memory so far in bytes: allocated by training on the GPU, or resident on the CPU."""
         return self._peak.bytes()
-
-
-def row_start(row: dict[str, Any]) -> dict[str, Any]:
-    """The four numbers that every row of every log starts with."""
-    return {name: row[name] for name in ("step", "tokens", "flops", "seconds")}

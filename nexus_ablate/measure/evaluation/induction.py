@@ -36,9 +36,9 @@ class Induction(Evaluation):
         for distance in self.distances:
             own, tokens = task_of(subject, InductionCorpus, least=2, most=2, length=3)
             task = own.changed(least=distance, most=distance, length=2 * distance - 1)
-            problem = task.problem()
-            if problem or task.length > subject.context:
-                got = problem[1] if problem else f"{2 * distance} > {subject.context + 1}"
+            mistake = task.mistake()
+            if mistake or task.length > subject.context:
+                got = mistake.got if mistake else f"{2 * distance} > {subject.context + 1}"
                 undefined[str(distance)] = f"a segment of {distance} distinct tokens doesn't fit in twice: {got}"
                 continue
             x = task.draw(f"evaluation {distance}", self.sequences)

@@ -37,8 +37,8 @@ class Recall(Evaluation):
         if subject.data.period == 1:
             keys |= {"pairs": self.pairs[0], "power": 1.0, "filler": "random"}
         task, tokens = task_of(subject, RecallCorpus, **keys)
-        if problem := task.problem():
-            raise NotDefined(f"{problem[0]}: {problem[1]}")
+        if mistake := task.mistake():
+            raise NotDefined(f"{mistake.problem}: {mistake.got}")
         ngram = NGram(subject.data.train, subject.model.geometry.vocab_size)
 
         def asked(task: RecallCorpus) -> tuple[Scores, np.ndarray]:
@@ -53,8 +53,8 @@ class Recall(Evaluation):
         by_pairs, undefined = {}, {}
         for pairs in self.pairs:
             other = task.changed(pairs=pairs)
-            if problem := other.problem():
-                undefined[str(pairs)] = f"{problem[0]}: {problem[1]}"
+            if mistake := other.mistake():
+                undefined[str(pairs)] = f"{mistake.problem}: {mistake.got}"
             else:
                 by_pairs[str(pairs)] = asked(other)[0].figures()
         results: dict[str, Any] = asked(task)[0].figures()
