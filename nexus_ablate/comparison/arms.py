@@ -6,7 +6,6 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import numpy as np
 
@@ -32,8 +31,8 @@ class Arm:
         studies: Where its runs lie.
         tuning: Runs at the tuning seeds of the study, over its learning rates.
         rates: Runs at the other seeds by learning rate, in a study with a grid of them.
-        around: What each of these rates counts for in the arm's values, which are then those at its own best rate;
-            `runs` are those at the nearest one of them.
+        around: Where the arm's values are those at its own best learning rate: the runs at the rates around it, by
+            seed, each rate with what it counts for. `runs` are those at the nearest one.
         best_rate: Its own best learning rate.
     """
 
@@ -44,8 +43,13 @@ class Arm:
     studies: set[str] = field(default_factory=set)
     tuning: list[Trained] = field(default_factory=list)
     rates: dict[float | None, dict[int, Trained]] = field(default_factory=dict)
-    around: dict[float, float] = field(default_factory=dict)
+    around: list[tuple[float, dict[int, Trained]]] = field(default_factory=list)
     best_rate: float | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """What a user may call it."""
+        return [self.name, self.label, *(f"{study}/{self.name}" for study in self.studies)]
 
     @property
     def config(self) -> dict:
@@ -80,19 +84,11 @@ class Arm:
 
     def runs_at(self, seed: int) -> list[tuple[float, Trained]]:
         """The runs that the arm's value at a seed is read from, each with what it counts for."""
-        if not self.around:
-            return [(1.0, self.runs[seed])]
-        return [(weight, self.rates[rate][seed]) for rate, weight in self.around.items()]
+        return [(weight, runs[seed]) for weight, runs in self.around or [(1.0, self.runs)]]
 
     def _at_best(self, values: Callable[[dict[int, Trained]], Array]) -> Array:
         """Values of runs at one rate, weighted over the rates around the arm's best one."""
-        if not self.around:
-            return values(self.runs)
-        parts = []
-        for rate, weight in self.around.items():
-            runs = self.rates.get(rate, {})
-            parts.append(weight * values({seed: runs[seed] for seed in self.runs}))
-        return np.sum(parts, axis=0)
+        return np.sum([weight * values(runs) for weight, runs in self.around or [(1.0, self.runs)]], axis=0)
 
     def mean(self, name: str) -> float | None:
         """The mean of a figure over the runs that have it."""
@@ -100,18 +96,10 @@ class Arm:
         values = values[np.isfinite(values)]
         return float(np.mean(values)) if len(values) else None
 
-    @cached_property
-    def figure_names(self) -> list[str]:
-        return list(dict.fromkeys(name for run in self.runs.values() for name in run.figures))
-
 
 def _figures(runs: dict[int, Trained], name: str, seeds: Sequence[int]) -> Array:
-    values = np.full(len(seeds), np.nan)
-    for place, seed in enumerate(seeds):
-        run = runs.get(seed)
-        if run is not None and run.record.state != "diverged":
-            values[place] = run.figure(name)
-    return values
+    trained = {seed: run for seed, run in runs.items() if run.record.state != "diverged"}
+    return np.array([trained[seed].figure(name) if seed in trained else np.nan for seed in seeds])
 
 
 # ----------------------------------------------------------------------------------------------- grouping of runs
@@ -148,60 +136,27 @@ def against_baseline(
             chosen_late += (f"{reason} in {other.name}" for reason in other.exploratory)
             if other.study.looks:
                 chosen_late.append(f"the looks of {other.name} chose its seeds")
-    terms = replace(terms, exploratory=tuple(chosen_late))
     others = [arm for arm in arms if arm is not baseline]
     if baseline.name != "baseline" or any(CUT.search(arm.name) for arm in arms):
         _relabel(baseline, others, {arm.name for arm in terms.study.arms if arm.named})
     order = {name: place for place, name in enumerate(terms.arm_names)}
     others.sort(key=lambda arm: (order.get(arm.name, len(order)), arm.label))
-    begun = {arm.name for arm in arms}
-    without_result = {name: Arm(name, name, {}) for name in terms.arm_names if name not in begun}
+    without_result = {name: Arm(name, name, {}) for name in terms.arm_names}
     for out in left_out:
-        if out.arm and out.arm not in begun:
+        if out.arm:
             without_result.setdefault(out.arm, Arm(out.arm, out.arm, {})).waiting.append(out)
-    return baseline, [*others, *without_result.values()], terms
+    for arm in arms:
+        without_result.pop(arm.name, None)
+    return baseline, [*others, *without_result.values()], replace(terms, exploratory=tuple(chosen_late))
 
 
 def group(collection: Collection) -> tuple[list[Arm], list[Excluded]]:
     """Arms by name and configuration, with one run per seed, which is never chosen for its result.
 
-    All runs of an arm are by one code: that of the study's last launch, or where it has made none (or there is no
-    study) that of the run begun last. Of several runs by that code the first stands.
+    The configuration of a run is the one that its study keeps for the arm, where it keeps one. All runs of an arm are
+    by one code: that of the study's last launch, or where it has made none (or there is no study) that of the run begun
+    last. Of several runs by that code the first stands.
     """
-    trained, excluded = _as_fixed(collection)
-    arms, hashes = [], []
-    by_configuration: dict[tuple[str, str], list[Trained]] = {}
-    for run in sorted(trained, key=lambda run: (run.record.rerun, run.record.study, str(run.record.path))):
-        by_configuration.setdefault((run.record.arm, run.config_hash), []).append(run)
-    for (name, requested), runs in by_configuration.items():
-        launched = [run for run in runs if run.source == collection.study_of(run).source]
-        last = max(launched or runs, key=lambda run: run.begun)
-        kept: dict[int, Trained] = {}
-        for run in runs:
-            if (run.source, run.plugins) == (last.source, last.plugins):
-                kept.setdefault(run.seed, run)
-        for run in runs:
-            counted = kept.get(run.seed, last)
-            if counted is not run:
-                excluded.append(_left_out(run, counted))
-        studies = {run.record.study for run in runs}
-        arms.append(Arm(name, name, dict(sorted(kept.items())), studies=studies))
-        hashes.append(requested[:8])
-    for arm, requested in zip(arms, hashes, strict=True):
-        namesakes = [other for other in arms if other.name == arm.name]
-        if len(namesakes) > 1:  # the same words for two configurations
-            is_only_of_study = all(other is arm or not other.studies & arm.studies for other in namesakes)
-            which = "+".join(sorted(arm.studies)) if is_only_of_study else f"#{requested}"
-            arm.label = f"{arm.name} ({which})"
-    for out in collection.excluded:
-        namesakes = [arm for arm in arms if arm.name == out.arm and out.path.parent.parent.name in arm.studies]
-        if namesakes:
-            namesakes[0].waiting.append(out)
-    return arms, excluded
-
-
-def _as_fixed(collection: Collection) -> tuple[list[Trained], list[Excluded]]:
-    """The runs whose configuration is the one that their study keeps for the arm, and those that have another."""
     kept, excluded = [], []
     for run in collection.runs:
         if departs := departure(run.config, run.record.arm, collection.study_of(run)):
@@ -209,7 +164,28 @@ def _as_fixed(collection: Collection) -> tuple[list[Trained], list[Excluded]]:
             excluded.append(run.excluded(reason, "inconsistent"))
         else:
             kept.append(run)
-    return kept, excluded
+    by_configuration: dict[tuple[str, str], list[Trained]] = {}
+    for run in sorted(kept, key=lambda run: (run.record.rerun, run.record.study, str(run.record.path))):
+        by_configuration.setdefault((run.record.arm, run.config_hash), []).append(run)
+    arms = []
+    for (name, _), runs in by_configuration.items():
+        launched = [run for run in runs if run.source == collection.study_of(run).source]
+        last = max(launched or runs, key=lambda run: run.begun)
+        current = [run for run in runs if (run.source, run.plugins) == (last.source, last.plugins)]
+        by_seed = {run.seed: run for run in reversed(current)}
+        excluded += [_left_out(run, by_seed.get(run.seed, last)) for run in runs if run is not by_seed.get(run.seed)]
+        arms.append(Arm(name, name, dict(sorted(by_seed.items())), studies={run.record.study for run in runs}))
+    for arm, (_, requested) in zip(arms, by_configuration, strict=True):
+        namesakes = [other for other in arms if other.name == arm.name and other is not arm]
+        if namesakes:  # the same words for two configurations
+            is_only_of_study = all(arm.studies.isdisjoint(other.studies) for other in namesakes)
+            which = "+".join(sorted(arm.studies)) if is_only_of_study else f"#{requested[:8]}"
+            arm.label = f"{arm.name} ({which})"
+    for out in collection.excluded:
+        namesakes = [arm for arm in arms if arm.name == out.arm and out.path.parent.parent.name in arm.studies]
+        if namesakes:
+            namesakes[0].waiting.append(out)
+    return arms, excluded
 
 
 def _left_out(run: Trained, kept: Trained) -> Excluded:
@@ -223,18 +199,17 @@ def _left_out(run: Trained, kept: Trained) -> Excluded:
 
 
 def _baseline(arms: list[Arm], excluded: list[Excluded], terms: dict[str, Terms], requested: str | None) -> Arm:
-    def names(arm: Arm) -> set[str]:
-        return {arm.name, arm.label, *(f"{study}/{arm.name}" for study in arm.studies)}
+    def called(*wanted: str) -> list[Arm]:
+        return [arm for arm in arms if not {*arm.names}.isdisjoint(wanted)]
 
     if requested is not None:
-        candidates = [arm for arm in arms if requested in names(arm)]
+        candidates = called(requested)
         if not candidates:
             raise unknown("there is no arm of this name", requested, [arm.label for arm in arms])
     else:
-        wanted = {f"{study}/{of_study.baseline}" for study, of_study in terms.items()} or {"baseline"}
-        candidates = [arm for arm in arms if names(arm) & wanted]
-        baselines = {of_study.baseline for of_study in terms.values()}
-        lost = [run for run in excluded if run.arm in baselines]
+        planned = {f"{name}/{study.baseline}": study.baseline for name, study in terms.items()}
+        candidates = called(*planned or ["baseline"])
+        lost = [run for run in excluded if run.arm in planned.values()]
         if lost and not candidates:
             got = f"{several(len(lost), 'run')} excluded, the first because: {lost[0].reason}"
             fix = f"nexus-ablate status {shlex.quote(str(lost[0].path.parent))}"
@@ -242,22 +217,18 @@ def _baseline(arms: list[Arm], excluded: list[Excluded], terms: dict[str, Terms]
         if not candidates:  # the arm that makes no change which another does not make too, where there is one
             parts = [changes(arm.name, arm.config) for arm in arms]
             candidates = [arm for arm, own in zip(arms, parts, strict=True) if own == set.intersection(*parts)]
-    within = [arm for arm in candidates if arm.studies & candidates[0].studies]
-    if len(within) < len(candidates) or not candidates:
-        listed = [arm.label for arm in candidates or arms]
-        first = (candidates or arms)[0]
-        is_unique = sum(first.label in names(arm) for arm in arms) == 1
-        name = first.label if is_unique else f"{min(first.studies)}/{first.name}"
+    if not candidates or any(arm.studies.isdisjoint(candidates[0].studies) for arm in candidates):
+        meant = candidates or arms
+        first = meant[0]
+        name = first.label if len(called(first.label)) == 1 else f"{min(first.studies)}/{first.name}"
         fix = f"name one: --baseline {shlex.quote(name)}"
-        raise ConfigError("several arms could be the baseline", ", ".join(listed), fix)
+        raise ConfigError("several arms could be the baseline", ", ".join(arm.label for arm in meant), fix)
     return max(candidates, key=lambda arm: len(arm.runs))  # of two identities under one name, that with more seeds
 
 
 def _relabel(baseline: Arm, others: list[Arm], named: set[str]) -> None:
     """Name arms by how they differ from this baseline, where that is a name for each of them."""
-    labels = []
-    for arm in others:
-        labels.append(arm.name if arm.name in named else label(arm.config, baseline.config))
+    labels = [arm.name if arm.name in named else label(arm.config, baseline.config) for arm in others]
     if all(labels) and len(set(labels)) == len(labels) and baseline.label not in labels:
         for arm, text in zip(others, labels, strict=True):
             arm.label = text

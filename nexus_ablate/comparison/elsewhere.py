@@ -183,7 +183,7 @@ def _arm(name: str, runs: list[Listed], endpoint: Endpoint, tuning_seeds: set[in
     """
     arm = Arm(name, name, {}, tuning=[_trained(run, endpoint) for run in runs if run.seed in tuning_seeds])
     rest = [run for run in runs if run.seed not in tuning_seeds]
-    best, _ = best_lr(arm)
+    best = best_lr(arm)
     if best is not None:
         rest = [run for run in rest if run.rate == best]
         if not rest:

@@ -15,7 +15,7 @@ from itertools import combinations, product
 from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.cell import Effect
 from nexus_ablate.comparison.failures import baseline_has_learned, failed_seeds
-from nexus_ablate.comparison.learning_rates import best_lr, beyond_edge, failed_rates
+from nexus_ablate.comparison.learning_rates import beyond_edge, failed_rates
 from nexus_ablate.comparison.load import Excluded, Trained
 from nexus_ablate.comparison.pairs import shares_init, unlike_batches, unlike_code, unlike_init, unlike_plugins
 from nexus_ablate.comparison.terms import Terms
@@ -363,9 +363,9 @@ def _learning_rate(table: _Table) -> Check:
     trials, edge, wider = {}, [], set(study.lr_grid)
     for arm in everyone:
         trials[arm.label] = sorted(run.config["optim"]["lr"] for run in arm.tuning)
-        if best_lr(arm)[1]:
+        if beyond := beyond_edge(arm):
             edge.append(arm.label)
-            wider.update(beyond_edge(arm))
+            wider.update(beyond)
     unequal = [label for label, rates in trials.items() if rates != trials[baseline.label]]
     reported = []
     if unequal:

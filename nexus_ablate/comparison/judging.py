@@ -21,6 +21,7 @@ from nexus_ablate.comparison.budget import is_early
 from nexus_ablate.comparison.cell import judge_cell
 from nexus_ablate.comparison.decision import decide, seeds_to_differ, seeds_to_equal
 from nexus_ablate.comparison.failures import failed_seeds, uninformed_loss
+from nexus_ablate.comparison.fairness import Check, unfair
 from nexus_ablate.comparison.learning_rates import at_own_rate
 from nexus_ablate.comparison.pairs import same_curves
 from nexus_ablate.comparison.results import ArmResult
@@ -103,32 +104,26 @@ class Judgement:
     undecided: list[str] = field(default_factory=list)
 
 
-def _table(arms: list[Arm], unfair: list[list[str]], seeds: list[int], terms: Terms) -> list[ArmRuns]:
+def _table(arms: list[Arm], conditions: list[Check], seeds: list[int], terms: Terms) -> list[ArmRuns]:
     """The runs of some arms at some seeds, the baseline first."""
     base, endpoint = arms[0], terms.endpoint
     uninformed = uninformed_loss(arms, endpoint)
     table: list[ArmRuns] = []
-    for arm, broken in zip(arms, unfair, strict=True):
-        same = []
-        for seed in seeds:
-            is_pair = terms.is_paired and seed in arm.runs and seed in base.runs
-            if terms.is_listed:  # a row has nothing but its endpoint; rounded ones may be equal by chance
-                same.append(is_pair and terms.step < EXACT)
-            else:
-                same.append(is_pair and same_curves(arm.runs[seed], base.runs[seed]))
-        failed = failed_seeds(arm.runs, base.runs)
-        waiting = {run.seed for run in arm.waiting if run.seed is not None}
+    for arm in arms:
+        pairs = arm.runs.keys() & base.runs.keys()
+        # a row of a table made elsewhere has nothing but its endpoint
+        same = [s in pairs and (terms.is_listed or same_curves(arm.runs[s], base.runs[s])) for s in seeds]
         runs = ArmRuns(
             name=arm.name,
             label=arm.label,
             seeds=seeds,
             values=endpoint.readable(arm.values(endpoint.name, seeds)),
             losses=arm.on_scale(endpoint, seeds),
-            ended=np.array([seed in arm.runs for seed in seeds]),
+            ended=np.isin(seeds, list(arm.runs)),
             same=np.array(same),
-            failed={seed: failed[seed] for seed in failed if seed in seeds},
-            unfair=broken,
-            begun=waiting - arm.runs.keys(),
+            failed={seed: how for seed, how in failed_seeds(arm.runs, base.runs).items() if seed in seeds},
+            unfair=unfair(arm, conditions, endpoint),
+            begun={run.seed for run in arm.waiting if run.seed is not None} - arm.runs.keys(),
             saturated=saturation(
                 endpoint, lambda name, arm=arm: np.array([base.values(name, seeds), arm.values(name, seeds)])
             ),
@@ -137,29 +132,28 @@ def _table(arms: list[Arm], unfair: list[list[str]], seeds: list[int], terms: Te
         )
         if arm.best_rate and base.best_rate:
             runs.own_rates = arm.best_rate, base.best_rate
-        without_result = runs.has_failed | ~np.isfinite(runs.values) | ~np.isfinite(runs.losses)
-        runs.values[without_result] = runs.losses[without_result] = np.nan
+        has_result = ~runs.has_failed & np.isfinite(runs.values) & np.isfinite(runs.losses)
+        runs.values[~has_result] = runs.losses[~has_result] = np.nan
         table.append(runs)
-        has_pair = np.isfinite(runs.losses + table[0].losses)
+        has_pair = has_result & np.isfinite(table[0].losses)
         runs.texts = differences_over_text(arm, base, seeds, has_pair, terms)
     return table
 
 
-def judge(arms: list[Arm], unfair: list[list[str]], terms: Terms) -> Judgement:
+def judge(arms: list[Arm], conditions: list[Check], terms: Terms) -> Judgement:
     """Every arm against the first.
 
     Args:
-        unfair: By arm, the fairness conditions that it breaks.
+        conditions: Of fairness.
     """
-    if not terms.study.looks:
-        seeds = sorted(arms[0].runs if terms.is_paired else set().union(*(arm.runs for arm in arms)))
-        return _judge_at(_table(arms, unfair, seeds, terms), terms)
     tables = []
     for count in terms.study.looks:
         seeds = terms.study.seeds[:count]
         # where an arm's best learning rate lies is read from the seeds of this look alone
-        at_look = [at_own_rate(arm, seeds) for arm in arms]
-        tables.append(_table(at_look, unfair, seeds, terms))
+        tables.append(_table([at_own_rate(arm, seeds) for arm in arms], conditions, seeds, terms))
+    if not tables:
+        seeds = sorted(arms[0].runs if terms.is_paired else set().union(*(arm.runs for arm in arms)))
+        tables.append(_table(arms, conditions, seeds, terms))
     return _judge_by_look(tables, terms)
 
 
@@ -171,21 +165,17 @@ def judge_losses(losses: Array, terms: Terms, uninformed: float = math.nan, **kn
         uninformed: The loss of a run that has learned nothing.
         known: What else is known of them in a study without looks: attributes of `ArmRuns`, each by arm.
     """
-    if terms.study.looks:
-        assert not known, "they would have to be known at each look"
-        return _judge_by_look([_table_of_losses(losses[:, :count]) for count in terms.study.looks], terms)
-    return _judge_at(_table_of_losses(losses, uninformed=[uninformed] * len(losses), **known), terms)
-
-
-def _table_of_losses(losses: Array, **known: Any) -> list[ArmRuns]:
-    seeds = list(range(losses.shape[1]))
-    table = []
-    for place, row in enumerate(losses):
-        name = f"arm {place}" if place else "baseline"
-        plain = {"values": row, "ended": np.isfinite(row), "same": np.zeros(len(row), dtype=bool)}
-        further = {attribute: by_arm[place] for attribute, by_arm in known.items()}
-        table.append(ArmRuns(name, name, seeds, losses=row, **plain | further))
-    return table
+    assert not (terms.study.looks and known), "they would have to be known at each look"
+    tables = []
+    for count in terms.study.looks or [losses.shape[1]]:
+        table = []
+        for place, row in enumerate(losses[:, :count]):
+            name = f"arm {place}" if place else "baseline"
+            further = {"values": row, "ended": np.isfinite(row), "same": np.zeros(count, dtype=bool)}
+            further |= {attribute: by_arm[place] for attribute, by_arm in known.items()}
+            table.append(ArmRuns(name, name, list(range(count)), losses=row, uninformed=uninformed, **further))
+        tables.append(table)
+    return _judge_by_look(tables, terms)
 
 
 def saturation(endpoint: Endpoint, figures: Callable[[str], Array]) -> str:
@@ -201,7 +191,7 @@ def saturation(endpoint: Endpoint, figures: Callable[[str], Array]) -> str:
     above_floor = scaled - logits(figures(endpoint.beside(endpoint.measure.floor)), items)
     below_ceiling = logits(np.full(items.shape, endpoint.measure.most), items) - scaled
     for name, distances in ((AT_CHANCE, above_floor), (AT_CEILING, below_ceiling)):
-        intervals = [mean_interval(row) for row in distances]
+        intervals = map(mean_interval, distances)
         lows = [interval.low for interval in intervals if interval is not None and interval.low is not None]
         if lows and max(lows) <= 0:
             return name
@@ -212,8 +202,10 @@ def _judge_by_look(tables: list[list[ArmRuns]], terms: Terms) -> Judgement:
     """The judgement look by look, as far as the looks are complete.
 
     Args:
-        tables: One for each look.
+        tables: One for each look; one alone in a study without looks.
     """
+    if not terms.study.looks:
+        return _judge_at(tables[0], terms)
     weights = terms.study.look_weights
     judgement = _judge_at(tables[0], terms, weights[0])
     undecided = list(range(1, len(tables[0])))
@@ -225,11 +217,10 @@ def _judge_by_look(tables: list[list[ArmRuns]], terms: Terms) -> Judgement:
             judgement.undecided = [runs.name for runs in waited_for]
             break
         if look > 1:
-            before = judgement.results
-            judgement = _judge_at(table, terms, weight)
+            before, judgement = judgement, _judge_at(table, terms, weight)
             for arm in range(1, len(table)):
                 if arm not in undecided:
-                    judgement.results[arm] = before[arm]
+                    judgement.results[arm] = before.results[arm]
         judgement.look = look
         for arm in (0, *undecided):
             judgement.results[arm].look = look
@@ -278,25 +269,19 @@ def _step(table: list[ArmRuns], terms: Terms) -> float:
 
 def _measured(runs: ArmRuns, base: ArmRuns, terms: Terms) -> ArmResult:
     """An arm's result as far as its runs and the baseline's say it, without a test."""
-    measured, base_measured = np.isfinite(runs.losses), np.isfinite(base.losses)
-    if terms.is_paired:
-        shown = np.ones(len(runs.seeds), dtype=bool)
-        both = measured & base_measured
-        compared = both.sum()
-        unmeasured = runs.has_trained & base.has_trained & ~both
-        differences = runs.losses - base.losses
-    else:
-        shown = runs.ended
-        compared = min(measured.sum(), base_measured.sum())
-        unmeasured = runs.has_trained & ~measured
-        differences = np.full(len(runs.seeds), np.nan)
+    partner = base if terms.is_paired else runs
+    both = np.isfinite(runs.losses) & np.isfinite(partner.losses)
+    unmeasured = runs.has_trained & partner.has_trained & ~both
+    differences = runs.losses - base.losses if terms.is_paired else np.full(len(runs.seeds), np.nan)
+    shown = runs.ended | terms.is_paired
     both_ended = runs.ended & base.ended
-    equal = runs.same & ((runs.losses == base.losses) | ~np.isfinite(runs.losses))
+    is_equal = runs.same & ((differences == 0) | ~np.isfinite(runs.losses))
+    can_be_identical = terms.is_paired and terms.step < EXACT  # rounded values may be equal by chance
     planned = runs.begun
     if runs.name in (terms.baseline, *terms.arm_names):
         planned = set(runs.seeds if terms.study.looks else terms.study.seeds)
-    finite = runs.values[measured]
-    result = ArmResult(
+    finite = runs.values[np.isfinite(runs.losses)]
+    return ArmResult(
         arm=runs.label,
         endpoint=terms.endpoint,
         seeds=list(compress(runs.seeds, shown)),
@@ -308,28 +293,23 @@ def _measured(runs: ArmRuns, base: ArmRuns, terms: Terms) -> ArmResult:
         runs=int(runs.ended.sum()),
         failed=runs.failed,
         waiting=len(planned - set(compress(runs.seeds, runs.ended))),
-        compared=int(compared),
+        unmeasured=0 if runs is base else int(unmeasured.sum()),
+        compared=int(min(both.sum(), np.isfinite(base.losses).sum())),
         baseline_runs=int(base.ended.sum()),
         baseline_failed=len(base.failed),
         unfair=runs.unfair,
-        is_identical=bool(both_ended.any() and equal[both_ended].all()),
+        is_identical=bool(can_be_identical and both_ended.any() and is_equal[both_ended].all()),
+        mean=float(finite.mean()) if len(finite) else None,
         sd=spread(finite),
         own_rates=runs.own_rates,
         saturated=runs.saturated,
         is_early=runs.is_early,
     )
-    if len(finite):
-        result.mean = float(finite.mean())
-    if runs is not base:
-        result.unmeasured = int(unmeasured.sum())
-    return result
 
 
 def numbers(values: Array) -> list[float | None]:
     """The values, None for what is not finite."""
-    row = values.astype(object)
-    row[~np.isfinite(values)] = None
-    return row.tolist()
+    return [value if math.isfinite(value) else None for value in values.tolist()]
 
 
 def spread(values: Array) -> float | None:

@@ -28,30 +28,29 @@ def joined(arms: list[Arm], studies: Mapping[str, Terms]) -> list[Arm]:
 
     Such an arm gets its tuning runs and the runs of the claim by rate; `at_own_rate` says which of these count.
     """
-    names = {}  # of a study's arms by the hash of their configuration
-    for study_name, terms in studies.items():
-        study, planned = terms.study, (terms.baseline, *terms.arm_names)
-        if study.lr_grid:
-            names[study_name] = {hashes[-1]: name for name, hashes in study.configs.items()}
-            if not study.configs:  # as an earlier version left it: by the runs in the folders of the arms
-                named = [arm for arm in arms if arm.name in planned]
-                names[study_name] = {config_hash(arm.config, study): arm.name for arm in named}
+    names: dict[str, dict[str, str]] = {}  # of a study's arms by the hash of their configuration
+    for place, terms in studies.items():
+        if terms.study.lr_grid:
+            planned = [arm for arm in arms if arm.name in (terms.baseline, *terms.arm_names)]
+            fixed = {hashes[-1]: name for name, hashes in terms.study.configs.items()}
+            # an earlier version fixed none: the runs in the folders of the arms say it
+            names[place] = fixed or {config_hash(arm.config, terms.study): arm.name for arm in planned}
+    result: list[Arm] = []
     owned: dict[tuple[str, str], Arm] = {}
-    result = []
     for arm in arms:
         place = min(arm.studies & names.keys(), default="")
-        owner = names[place].get(config_hash(arm.config, studies[place].study)) if place else None
+        study = studies.get(place, Terms()).study
+        owner = names.get(place, {}).get(config_hash(arm.config, study))
         if owner is None:
             result.append(arm)
             continue
-        if (place, owner) not in owned:
-            owned[place, owner] = Arm(owner, owner, {}, studies=arm.studies)
-            result.append(owned[place, owner])
-        whole, tuning_seeds = owned[place, owner], studies[place].study.tuning_seeds
-        whole.waiting += [run for run in arm.waiting if run.seed not in tuning_seeds]
+        whole = owned.setdefault((place, owner), Arm(owner, owner, {}, studies=arm.studies))
+        if not whole.rates:
+            result.append(whole)
+        whole.waiting += [run for run in arm.waiting if run.seed not in study.tuning_seeds]
         at_rate = whole.rates.setdefault(arm.lr, {})
         for seed, run in arm.runs.items():
-            if seed in tuning_seeds:
+            if seed in study.tuning_seeds:
                 whole.tuning.append(run)
             else:
                 at_rate[seed] = run
@@ -69,29 +68,32 @@ def at_own_rate(arm: Arm, seeds: Collection[int] | None = None) -> Arm:
     """
     if not arm.rates:
         return arm
-    best, _ = best_lr(arm)
+    best = best_lr(arm)
     if best is None:
-        everything = [run for runs in arm.rates.values() for run in runs.values() if arm.tuning]
-        return replace(arm, runs={run.seed: run for run in everything if run.record.arm == arm.name}, around={})
-    runs = {step: arm.rates.get(rate_at(best, step), {}) for step in range(-1 - FURTHER_RATES, 2 + FURTHER_RATES)}
-    counted = runs[-1].keys() & runs[0].keys() & runs[1].keys()
-    if seeds is not None:
-        counted.intersection_update(seeds)
+        at_rate_of_study = [run for run in arm.claim_runs if arm.tuning and run.record.arm == arm.name]
+        return replace(arm, runs={run.seed: run for run in at_rate_of_study})
+
+    def at(step: int) -> dict[int, Trained]:
+        return arm.rates.get(rate_at(best, step), {})
 
     def mean(step: int) -> float | None:
-        at_rate = runs[step]
-        return mean_loss([_loss(at_rate[seed]) for seed in counted]) if counted <= at_rate.keys() else None
+        return mean_loss([_loss(at(step)[seed]) if seed in at(step) else None for seed in counted])
 
+    counted = at(-1).keys() & at(0).keys() & at(1).keys()
+    if seeds is not None:
+        counted.intersection_update(seeds)
     steps = steps_around(mean)
-    counted.intersection_update(*(runs[step] for step in steps))
-    means = {step: mean(step) for step in steps}
-    known = {step: mean for step, mean in means.items() if mean is not None}
-    weights = weights_at_best(known) if known else {0: 1.0}
-    lowest = max(weights, key=weights.__getitem__)
+    counted.intersection_update(*map(at, steps))
+    means = {step: loss for step in steps if (loss := mean(step)) is not None}
+    weights = weights_at_best(means) if means else {0: 1.0}
     vertex = sum(step * weight for step, weight in weights.items())
-    best_rate = float(f"{best * 2 ** (vertex / 2):.2g}")
-    around = {rate_at(best, step): weight for step, weight in weights.items()}
-    return replace(arm, runs={seed: runs[lowest][seed] for seed in sorted(counted)}, around=around, best_rate=best_rate)
+    own = {step: {seed: at(step)[seed] for seed in sorted(counted)} for step in weights}
+    return replace(
+        arm,
+        runs=own[max(weights, key=weights.__getitem__)],
+        around=[(weight, own[step]) for step, weight in weights.items()],
+        best_rate=float(f"{best * 2 ** (vertex / 2):.2g}"),
+    )
 
 
 def mean_loss(losses: Sequence[float | None]) -> float | None:
@@ -127,9 +129,8 @@ def best_rate(losses: Mapping[float, Sequence[float]]) -> float | None:
     Args:
         losses: By rate, those of its tuning runs; infinite for a run that failed to train.
     """
-    means = {rate: float(np.mean(values)) for rate, values in losses.items()}
-    best = min(means, key=means.__getitem__, default=None)
-    return best if best is not None and math.isfinite(means[best]) else None
+    means = {rate: float(np.mean(values)) for rate, values in losses.items() if np.isfinite(values).all()}
+    return min(means, key=means.__getitem__, default=None)
 
 
 def rate_at(best: float, step: int) -> float:
@@ -148,12 +149,11 @@ def steps_around(mean: Callable[[int], float | None]) -> list[int]:
     """
     steps = [-1, 0, 1]
     for _ in range(FURTHER_RATES):
-        means = {step: mean(step) for step in steps}
-        known = {step: loss for step, loss in means.items() if loss is not None}
-        lowest = min(known, key=known.__getitem__, default=0)
-        if len(known) < len(steps) or not math.isfinite(known[lowest]) or steps[0] < lowest < steps[-1]:
+        means = np.array([mean(step) for step in steps], dtype=float)  # None becomes NaN, and so does the lowest
+        lowest = means.argmin()
+        if not math.isfinite(means[lowest]) or 0 < lowest < len(steps) - 1:
             break
-        steps = [lowest - 1, *steps] if lowest == steps[0] else [*steps, lowest + 1]
+        steps = [steps[0] - 1, *steps] if lowest == 0 else [*steps, steps[-1] + 1]
     return steps
 
 
@@ -183,19 +183,17 @@ def weights_at_best(means: Mapping[int, float]) -> dict[int, float]:
     }
 
 
-def best_lr(arm: Arm) -> tuple[float | None, bool]:
-    """The best rate of an arm's tuning runs, and whether it lies at the edge of those tried."""
-    points = lr_points(arm.tuning)
-    best = best_rate(points)
-    return best, best is not None and best in (min(points), max(points))
+def best_lr(arm: Arm) -> float | None:
+    """The best rate of an arm's tuning runs."""
+    return best_rate(lr_points(arm.tuning))
 
 
 def beyond_edge(arm: Arm) -> list[float]:
-    """Two more rates on the side of the grid at which an arm's best rate lies."""
-    best, _ = best_lr(arm)
-    if best is None:
+    """Two more rates on the side at which an arm's best one is the outermost of those tried; [] where it is not."""
+    best, points = best_lr(arm), lr_points(arm.tuning)
+    if best is None or min(points) < best < max(points):
         return []
-    factor = 2.0 if best == max(lr_points(arm.tuning)) else 0.5
+    factor = 2.0 if best == max(points) else 0.5
     return [best * factor, best * factor**2]
 
 

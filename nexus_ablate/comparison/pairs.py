@@ -1,4 +1,4 @@
-"""Comparing two runs of one seed: how unlike their code is, whether they are identical, and their difference."""
+"""Comparing two runs of one seed: whether they are identical, and how unlike their batches, code and start are."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from nexus_ablate.runs.record import read_rows
 def same_curves(one: Trained, other: Trained) -> bool:
     """Whether two runs have the same losses to the last bit."""
     a, b = one.curves, other.curves
-    if not len(a.val) or not np.array_equal(a.val, b.val, equal_nan=True):
-        return False
-    return np.array_equal(a.train, b.train, equal_nan=True)
+    is_equal = np.array_equal(a.val, b.val, equal_nan=True) and np.array_equal(a.train, b.train, equal_nan=True)
+    return is_equal and len(a.val) > 0
 
 
 def unlike_batches(run: Trained, twin: Trained) -> str:
@@ -25,19 +24,21 @@ def unlike_batches(run: Trained, twin: Trained) -> str:
         return ""
     if last and twin_last and run.summary.get("steps") == twin.summary.get("steps"):
         return "other batches"
-    logged = []
-    for each in (run, twin):
-        rows = read_rows(each.record.path / "metrics.jsonl")
-        try:
-            logged.append({row["step"]: row["batch_hash"] for row in rows if row.get("batch_hash")})
-        except UserError as error:
-            return error.problem
-    hashes, twin_hashes = logged
+    try:
+        hashes, twin_hashes = _batch_hashes(run), _batch_hashes(twin)
+    except UserError as error:
+        return error.problem
     shared = hashes.keys() & twin_hashes.keys()
     if not shared:
         return "no batch hash in common"
     step = max(shared)  # the hash is a chain: if it agrees at a step, all batches before that agree
     return "" if hashes[step] == twin_hashes[step] else f"other batches before step {step}"
+
+
+def _batch_hashes(run: Trained) -> dict[int, str]:
+    """By step."""
+    rows = read_rows(run.record.path / "metrics.jsonl")
+    return {row["step"]: row["batch_hash"] for row in rows if row.get("batch_hash")}
 
 
 def unlike_code(run: Trained, twin: Trained) -> str:
@@ -70,24 +71,3 @@ def unlike_init(run: Trained, twin: Trained) -> list[str]:
         if shape == twin_shape and z != twin_z:
             unlike.append(name)
     return unlike
-
-
-def at_equal(axis: str, run: Trained, twin: Trained) -> float:
-    """The difference of two runs' validation losses at the largest budget that both reached.
-
-    Args:
-        axis: One of `AXES`.
-    """
-    if not len(run.curves.val) or not len(twin.curves.val):
-        return float("nan")
-    budget = min(getattr(each.curves, axis)[-1] for each in (run, twin))
-    return run.curves.at(axis, budget) - twin.curves.at(axis, budget)
-
-
-def log_token_ratio(run: Trained, twin: Trained) -> float:
-    """Log of (arm's tokens / baseline's tokens) needed to reach the higher of the two final losses."""
-    if not len(run.curves.val) or not len(twin.curves.val):
-        return float("nan")
-    target = max(run.curves.val[-1], twin.curves.val[-1])
-    tokens, twin_tokens = run.curves.tokens_to(target), twin.curves.tokens_to(target)
-    return float(np.log(tokens / twin_tokens)) if min(tokens, twin_tokens) > 0 else float("nan")

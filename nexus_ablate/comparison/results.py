@@ -170,12 +170,8 @@ class ArmResult:
     def change_to(self, other: ArmResult, level: float = LEVEL) -> Interval | None:
         """How much more the arm differs from its baseline in another stratum, over the seeds of both."""
         elsewhere = dict(zip(other.seeds, other.differences, strict=True))
-        changes = []
-        for seed, difference in zip(self.seeds, self.differences, strict=True):
-            after = elsewhere.get(seed)
-            if difference is not None and after is not None:
-                changes.append(after - difference)
-        return mean_interval(np.array(changes), level)
+        after = np.array([elsewhere.get(seed) for seed in self.seeds], dtype=float)  # None becomes NaN
+        return mean_interval(after - np.array(self.differences, dtype=float), level)
 
     @property
     def difference(self) -> float | None:

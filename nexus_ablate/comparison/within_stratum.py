@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 
 import msgspec
@@ -12,14 +12,13 @@ import numpy as np
 
 from nexus_ablate.comparison.arms import Arm, NoResult, against_baseline, group
 from nexus_ablate.comparison.budget import regime_lines
-from nexus_ablate.comparison.curves import AXES
+from nexus_ablate.comparison.curves import AXES, at_equal, log_token_ratio
 from nexus_ablate.comparison.differences import consequences, differing
 from nexus_ablate.comparison.failures import rising
-from nexus_ablate.comparison.fairness import MISMATCH_FAIL, Check, checks, text, unfair
+from nexus_ablate.comparison.fairness import MISMATCH_FAIL, Check, checks, text
 from nexus_ablate.comparison.judging import EXACT, judge, spread
-from nexus_ablate.comparison.learning_rates import at_own_rate, best_lr, joined, lr_points, lr_sensitivity
+from nexus_ablate.comparison.learning_rates import at_own_rate, best_lr, beyond_edge, joined, lr_points, lr_sensitivity
 from nexus_ablate.comparison.load import Excluded, collect
-from nexus_ablate.comparison.pairs import at_equal, log_token_ratio
 from nexus_ablate.comparison.results import ArmResult, Interaction, Secondary, Stratum
 from nexus_ablate.comparison.statistics import Array, Interval, interaction, mean_interval
 from nexus_ablate.comparison.terms import Terms, amendment_lines
@@ -108,7 +107,7 @@ def compared(arms: list[Arm], terms: Terms, excluded: list[Excluded], conditions
         conditions: Of fairness, to which the one on the evaluation text is added where the runs are our own.
     """
     base, study = arms[0], terms.study
-    judgement = judge(arms, [unfair(arm, conditions, terms.endpoint) for arm in arms], terms)
+    judgement = judge(arms, conditions, terms)
     rows = judgement.results
     _describe(rows, arms, terms)
     regime, together = [], []
@@ -165,8 +164,7 @@ def _secondary(endpoint: Endpoint, arms: list[Arm], conditions: list[Check], ter
     """An endpoint judged like the primary one. Arms of which the study expects nothing have no verdict."""
     here = [expectation for expectation in terms.study.expects if expectation.endpoint == endpoint.name]
     expected = {expectation.arm for expectation in here if expectation.expected not in ("trains", "fails")}
-    broken = [unfair(arm, conditions, endpoint) for arm in arms]
-    rows = judge(arms, broken, replace(terms, endpoint=endpoint)).results
+    rows = judge(arms, conditions, replace(terms, endpoint=endpoint)).results
     for row in rows:
         row.is_primary = False
         if row.name not in expected:
@@ -177,26 +175,25 @@ def _secondary(endpoint: Endpoint, arms: list[Arm], conditions: list[Check], ter
 def _describe(rows: list[ArmResult], arms: list[Arm], terms: Terms) -> None:
     """Fill in what does not depend on the endpoint: costs, stability, learning rates, diagnostics, and the curves."""
     base, base_row = arms[0], rows[0]
-    params, flops_per_token = base.mean("params"), base.mean("flops_per_token")
     sd = spread(_counted_losses(base, base_row))
     for row, arm in zip(rows, arms, strict=True):
         row.tokens_per_second = arm.mean("tokens_per_second")
         row.peak_memory_bytes = arm.mean("peak_memory_bytes")
         row.params = arm.mean("params")
-        row.params_share = _share(row.params, params)
-        row.flops_share = _share(arm.mean("flops_per_token"), flops_per_token)
+        row.params_share = _share(row.params, base.mean("params"))
+        row.flops_share = _share(arm.mean("flops_per_token"), base.mean("flops_per_token"))
         shares = [run.figures[SPIKES] for run in arm.runs.values() if SPIKES in run.figures]
         row.spike_score = float(np.mean(shares)) if shares else None
         row.rising = sum(rising(run) for run in arm.runs.values())
         row.lr = arm.lr if arm.runs else None
-        tuned, row.lr_edge = best_lr(arm)
-        row.best_lr = arm.best_rate or tuned
+        row.best_lr = arm.best_rate or best_lr(arm)
+        row.lr_edge = bool(beyond_edge(arm))
         row.lr_sensitivity = lr_sensitivity(arm)
         row.lr_curve = lr_points(arm.tuning)
-        row.claim_curve = lr_points(run for runs in arm.rates.values() for run in runs.values())
-        for name in arm.figure_names:
-            mean = arm.mean(name)
-            if mean is not None and ("/" in name or name in SHOWN):
+        row.claim_curve = lr_points(arm.claim_runs if arm.rates else [])
+        for name in dict.fromkeys(name for run in arm.runs.values() for name in run.figures):
+            mean = arm.mean(name) if "/" in name or name in SHOWN else None
+            if mean is not None:
                 row.figures[name] = mean, spread(arm.values(name, row.seeds))
         if arm.runs:
             row.requested = differing(arm.config, base.config)
@@ -234,13 +231,10 @@ def _compare_curves(row: ArmResult, arm: Arm, base: Arm, failed: set[int]) -> No
     """Fill in the figures of curves, over the seeds at which both runs trained to the end."""
     pairs = []
     for seed, run in arm.runs.items():
-        if seed in base.runs and seed not in failed:
-            base_run = base.runs[seed]
-            if run.record.state == base_run.record.state == "finished":
-                pairs.append((run, base_run))
-    by_axis = []
-    for axis in AXES:
-        by_axis.append(mean_interval(np.array([at_equal(axis, *pair) for pair in pairs])))
+        twin = base.runs.get(seed)
+        if twin is not None and seed not in failed and run.record.state == twin.record.state == "finished":
+            pairs.append((run.curves, twin.curves))
+    by_axis = [mean_interval(np.array([at_equal(axis, *pair) for pair in pairs])) for axis in AXES]
     row.at_tokens, row.at_flops, row.at_seconds = by_axis
     logs = mean_interval(np.array([log_token_ratio(*pair) for pair in pairs]))
     if logs is not None:  # back to ratios: the mean becomes a geometric one
@@ -254,19 +248,20 @@ def _interactions(arms: list[Arm], rows: list[ArmResult]) -> list[Interaction]:
     for arm, row in zip(arms, rows, strict=True):
         if row.effect is not None and arm.runs:
             changes[row.arm] = differing(arm.config, arms[0].config)
-    changed = [arm for arm in changes if changes[arm]]
-    apart = [pair for pair in combinations(changed, 2) if not changes[pair[0]].keys() & changes[pair[1]].keys()]
+    changed = [name for name in changes if changes[name]]
     sums: list[tuple[str, str, str]] = []
-    for both in changes:
-        sums += sorted((both, one, two) for one, two in apart if changes[one] | changes[two] == changes[both])
+    for both, (one, other) in product(changed, sorted(combinations(changed, 2))):
+        are_apart = changes[one].keys().isdisjoint(changes[other])
+        if are_apart and changes[one] | changes[other] == changes[both]:
+            sums.append((both, one, other))
     combined = {both for both, _, _ in sums}
     sums = [names for names in sums if combined.isdisjoint(names[1:])]
     losses = {row.arm: _counted_losses(arm, row) for arm, row in zip(arms, rows, strict=True)}
     together = []
     for names in sums:
         shortest = min(len(losses[name]) for name in names)  # with looks, arms differ in their seeds
-        both, first, second, base = (losses[name][:shortest] for name in (*names, rows[0].arm))
-        interval = interaction(both, first, second, base, len(sums))
+        both, one, other, base = (losses[name][:shortest] for name in (*names, rows[0].arm))
+        interval = interaction(both, one, other, base, len(sums))
         if interval is not None:
             together.append(Interaction(*names, interval))
     return together
