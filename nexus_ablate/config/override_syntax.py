@@ -107,6 +107,10 @@ def _values(override: Any) -> list[Any]:
     if not override.is_sweep_override():
         return [_unquoted(override.value())]
     if isinstance(override.value(), Glob):
+        if "." in override.key_or_group:
+            raise ConfigError(
+                "glob chooses among options, not values", override.input_line, "nexus-ablate -m 'norm=glob(*)'"
+            )
         return override.value().filter(sorted(option_names(override.key_or_group)))
     try:
         values = [_unquoted(value) for value in islice(override.sweep_iterator(), MOST_RUNS + 1)]
