@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from nexus_ablate.config.grammar import show
-from nexus_ablate.config.groups import GROUPS, choices_of
-from nexus_ablate.config.options import OPTIONS, Option, check_installed, conf_yaml, default_option, option_files
-from nexus_ablate.config.override_syntax import Override, read_override
+from nexus_ablate.config.groups import GROUPS, choices_of, keys_of_file
+from nexus_ablate.config.options import OPTIONS, Option, check_installed, conf_yaml, option_files
+from nexus_ablate.config.override_syntax import Override, read_override, replacements
 from nexus_ablate.config.overrides import check_overrides
 from nexus_ablate.config.plugins import Plugin, add_plugins, plugins
 from nexus_ablate.config.resolve import changed, default_rate, from_values
-from nexus_ablate.config.run_config import CLOSED_GROUPS, OPTION_GROUPS, RunConfig, flat, keys_of
+from nexus_ablate.config.run_config import CLOSED_GROUPS, OPTION_GROUPS, RunConfig, flat
 from nexus_ablate.errors import ConfigError, printable
 
 
@@ -32,20 +32,10 @@ def compose(overrides: list[str] | tuple[str, ...] = (), plugins: Iterable[str |
     given = check_overrides(list(overrides), sweeps=False)
     config = from_values(compose_values(given))
     check_installed("optim", config.optim.name)
-    config.resolved.notes += replaced(given)
+    for former, later in replacements(given):
+        if former.text != later.text:
+            config.resolved.notes.append(f"{former.text} has no effect: {later.text} comes after it")
     return config
-
-
-def replaced(overrides: Iterable[Override]) -> list[str]:
-    """A note for each override that a later one replaces. As everywhere in Hydra the last one counts."""
-    last: dict[str, str] = {}
-    notes = []
-    for override in overrides:
-        former = last.get(override.name, override.text)
-        if former != override.text:
-            notes.append(f"{former} has no effect: {override.text} comes after it")
-        last[override.name] = override.text
-    return notes
 
 
 def compose_values(overrides: Sequence[Override]) -> dict[str, Any]:
@@ -60,13 +50,16 @@ def compose_values(overrides: Sequence[Override]) -> dict[str, Any]:
     chosen = {override.name: override.values[0] for override in overrides if override.name in GROUPS}
     preset = chosen.pop("preset", None) or "none"
     own = choices_of("config") | choices_of(f"preset/{preset}")
-    values = {key: value for key, value in _file("config").items() if key != "hydra"}
-    values |= {group: _group_values(group, chosen.get(group, own[group])) for group in own if group != "preset"}
-    for key, value in _file(f"preset/{preset}").items():
-        if key not in GROUPS or key == "preset":
-            values[key] = value
-        elif key in CLOSED_GROUPS or values[key]["name"] == own[key]:
+    values: dict[str, Any] = _defaults("config")
+    for group in own:
+        if group != "preset":
+            option = chosen.get(group, own[group])
+            values[group] = {"name": option} | _defaults(f"{group}/{option}")
+    for key, value in conf_yaml(f"preset/{preset}").items():
+        if key in CLOSED_GROUPS or (key in OPTION_GROUPS and values[key]["name"] == own[key]):
             values[key] |= value
+        elif key != "defaults" and key not in OPTION_GROUPS:
+            values[key] = value
     for override in overrides:
         if override.name not in GROUPS:
             *path, last = override.name.split(".")
@@ -75,12 +68,9 @@ def compose_values(overrides: Sequence[Override]) -> dict[str, Any]:
     return _interpolated(values, texts) if any("$" in text for text in texts) else values
 
 
-def _file(name: str) -> dict[str, Any]:
-    return {key: value for key, value in conf_yaml(name).items() if key != "defaults"}
-
-
-def _group_values(group: str, name: str) -> dict[str, Any]:
-    return default_option(group, name).flat() if group in OPTION_GROUPS else _file(f"{group}/{name}")
+def _defaults(name: str) -> dict[str, Any]:
+    """The values of a file of conf/ by key."""
+    return {key: about.default for key, about in keys_of_file(name).items()}
 
 
 def _interpolated(values: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
@@ -131,7 +121,8 @@ def differences(config: RunConfig, baseline: RunConfig | None = None) -> dict[st
     values, base_values = flat(config.nested()), flat(base.nested())
     exchanged = [group for group in GROUPS if values.get(group) != base_values.get(group)]
     for group in exchanged:
-        base_values |= _defaults(group, values[group])
+        defaults = _defaults(f"{group}/{values[group]}")
+        base_values |= {f"{group}.{key}": value for key, value in defaults.items()}
     if baseline is None or "train" in exchanged:  # a run in bfloat16 has the same name wherever `auto` chose it
         base_values["train.precision"] = "fp32"
     if base_values["optim.lr"] in ("auto", default_rate(base)):
@@ -153,16 +144,6 @@ def _means_auto(config: RunConfig, name: str) -> bool:
         return changed(config, **{name: auto}).science() == config.science()
     except ConfigError:  # auto has no meaning here
         return False
-
-
-def _defaults(group: str, name: str) -> dict[str, Any]:
-    """The keys of an option with the values of its file."""
-    if group in OPTION_GROUPS:
-        values = default_option(group, name).keys
-    else:
-        file = _file(f"{group}/{name}")
-        values = {key: constraint.accept(key, file[key]) for key, constraint in keys_of(CLOSED_GROUPS[group]).items()}
-    return {f"{group}.{key}": value for key, value in values.items()}
 
 
 def _text(value: Any) -> str:

@@ -31,6 +31,7 @@ from nexus_ablate.errors import ConfigError, did_you_mean, printable
 BY_ROLE = "factors by role"
 FACTORS = {"lr": "float (0, inf)", "weight_decay": "float [0, inf)"}
 """What a role may have a factor on, and the factor's interval."""
+REFUSED = object()
 _INTERVAL = re.compile(r"^(int|float|ratio)\s*([\[(])\s*([^,]+),\s*([^\])]+)([\])])$")
 _FRACTION = re.compile(r"^\s*(\d{1,18})\s*/\s*(\d{1,18})\s*$")
 
@@ -45,10 +46,10 @@ class NumberInterval:
     low_inside: bool
     high_inside: bool
 
-    def admits(self, number: float) -> bool:
+    def admits(self, number: float | Fraction) -> bool:
         above = number > self.low or (self.low_inside and number == self.low)
         below = number < self.high or (self.high_inside and number == self.high)
-        return above and below and not math.isnan(number)
+        return above and below
 
 
 SWITCHES = {"on": "on", "yes": "on", "y": "on", "1": "on", "off": "off", "no": "off", "n": "off", "0": "off"}
@@ -82,9 +83,10 @@ class Constraint:
         if self.text == BY_ROLE and isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
             return _canonical_factors(value)
         for alternative in self.alternatives:
-            accepted, canonical = _accept(alternative, value, boolean=set(self.words) == {"on", "off"})
-            if accepted:
-                return canonical
+            canonical = _canonical(alternative, value)
+            if canonical is not REFUSED:
+                is_switch = canonical in ("on", "off") and set(self.words) == {"on", "off"}
+                return canonical == "on" if is_switch else canonical
         near = self.near(value)
         raise ConfigError(f"{key} takes {self.text}", show(value), f"{key}={near}" if near else self.text)
 
@@ -105,43 +107,32 @@ def parse_interval(text: str) -> NumberInterval | None:
     return NumberInterval(kind, float(low), float(high), left == "[", right == "]")
 
 
-def _accept(alternative: str, value: object, boolean: bool) -> tuple[bool, object]:
+def _canonical(alternative: str, value: Any) -> Any:
+    """A value in its canonical form under one alternative of a constraint; REFUSED if that doesn't admit it."""
     if alternative.startswith("list of "):
         if not isinstance(value, list | tuple):
-            return False, None
-        items = [_accept(alternative.removeprefix("list of "), item, boolean=False) for item in value]
-        return all(ok for ok, _ in items), [item for _, item in items]
+            return REFUSED
+        items = [_canonical(alternative.removeprefix("list of "), item) for item in value]
+        return REFUSED if REFUSED in items else items
     if alternative == "text":
-        return isinstance(value, str) and bool(value.strip()), value
+        return value if isinstance(value, str) and value.strip() else REFUSED
     interval = parse_interval(alternative)
     if interval is None:
-        if alternative in ("on", "off"):  # YAML and Hydra turn these words into booleans
-            expected = alternative == "on"
-            matches = value is expected or value == alternative or value == str(expected).lower()
-            return matches, expected if boolean else alternative
-        return value == alternative, alternative
-    if isinstance(value, bool) or (isinstance(value, int) and abs(value) >= 2**63):  # may exceed every float
-        return False, None
-    if interval.kind == "ratio":
-        return _accept_ratio(interval, value)
-    if not isinstance(value, int | float) or not interval.admits(value):
-        return False, None
-    if interval.kind == "int":
-        return value == int(value) if math.isfinite(value) else False, int(value) if math.isfinite(value) else None
-    return True, float(value)
-
-
-def _accept_ratio(interval: NumberInterval, value: object) -> tuple[bool, object]:
-    if isinstance(value, str):
-        match = _FRACTION.match(value)
-        if not match or int(match[2]) == 0:
-            return False, None
-        fraction = Fraction(int(match[1]), int(match[2]))
-        canonical: object = str(fraction) if fraction.denominator > 1 else fraction.numerator
-        return interval.admits(float(fraction)), canonical
-    if not isinstance(value, int | float) or not math.isfinite(value) or not interval.admits(value):
-        return False, None
-    return True, int(value) if value == int(value) else float(value)
+        word = show(value) if isinstance(value, bool) else value  # YAML and Hydra turn on and off into booleans
+        spelled = {"on": "true", "off": "false"}.get(alternative, alternative)
+        return alternative if word in (alternative, spelled) else REFUSED
+    number = value
+    if interval.kind == "ratio" and isinstance(value, str) and (match := _FRACTION.match(value)) and int(match[2]):
+        number = Fraction(int(match[1]), int(match[2]))
+    if isinstance(number, bool | str) or (isinstance(number, int) and abs(number) >= 2**63):  # may exceed every float
+        return REFUSED
+    if not isinstance(number, int | float | Fraction) or not interval.admits(number):
+        return REFUSED
+    if interval.kind == "float":
+        return float(number)
+    if number % 1 == 0:
+        return int(number)
+    return REFUSED if interval.kind == "int" else str(number) if isinstance(number, Fraction) else number
 
 
 def factors_by_role(items: Iterable[str]) -> dict[str, dict[str, float]]:

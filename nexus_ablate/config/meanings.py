@@ -44,16 +44,20 @@ def meant_word(key: str, value: Any) -> str:
     return synonyms()["values"].get(key, {}).get(plain_word(show(value)), "")
 
 
+def meant_option(group: str, word: str) -> str:
+    """The option of a group, or the override, that a word means; '' if there is none."""
+    meant = {plain_word(other): option for other, option in synonyms()["options"].get(group, {}).items()}
+    meant |= {plain_word(option): option for option in option_names(group)}
+    return meant.get(plain_word(word), "")
+
+
 def option_named(word: str) -> str:
     """`ffn=swiglu` for `swiglu`, or `preset=gpt2` for `gpt2`; '' for a word that names no option, or several."""
-    overrides = []
-    for group in ("preset", *OPTION_GROUPS):
-        meant = {plain_word(other): option for other, option in synonyms()["options"].get(group, {}).items()}
-        meant |= {plain_word(option): option for option in option_names(group)}
-        if option := meant.get(plain_word(word)):
-            overrides.append(option if "=" in option else f"{group}={option}")
-        if overrides and group == "preset":
-            return overrides[0]
+    groups = ("preset", *OPTION_GROUPS)
+    named = {group: option for group in groups if (option := meant_option(group, word))}
+    overrides = [option if "=" in option else f"{group}={option}" for group, option in named.items()]
+    if "preset" in named:
+        return overrides[0]
     return overrides[0] if len(overrides) == 1 and plain_word(word) not in ("none", "off", "on", "auto") else ""
 
 

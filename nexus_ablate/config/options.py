@@ -27,7 +27,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -70,21 +70,17 @@ SHIPPED = "shipped"
 
 COMMON_KEYS = {
     "optim": {
-        "lr": ("auto | float (0, inf)", "peak learning rate; auto: 0.384 / d_model, of muP at its base width"),
-        "decay": ("matrices | matrices_embeddings | all", "which parameters decay"),
-        "schedule": ("cosine | linear | wsd | constant", "after warm-up: to final_lr, or held (wsd: then cooled)"),
-        "warmup": (
-            "auto | int [0, 1e9]",
-            "steps from 0 to the peak, linear; auto: an eighth of the run up to 100, at least 1%",
-        ),
-        "final_lr": ("float [0, 1]", "last learning rate as a share of the peak"),
-        "cooldown": ("float (0, 1]", "wsd: share of all steps that the final linear cooling takes"),
-        "clip": ("off | float (0, inf)", "largest global gradient norm"),
-        "decay_mode": (
-            "coupled | independent",
-            "weight decay times the learning rate, or times its schedule alone (peak 1)",
-        ),
-        "groups": (BY_ROLE, "on the learning rate and weight decay of a role: [embedding:lr:0.1,head:weight_decay:0]"),
+        "lr": "auto | float (0, inf); peak learning rate; auto: 0.384 / d_model, of muP at its base width",
+        "decay": "matrices | matrices_embeddings | all; which parameters decay",
+        "schedule": "cosine | linear | wsd | constant; after warm-up: to final_lr, or held (wsd: then cooled)",
+        "warmup": "auto | int [0, 1e9]; steps from 0 to the peak, linear; "
+        "auto: an eighth of the run up to 100, at least 1%",
+        "final_lr": "float [0, 1]; last learning rate as a share of the peak",
+        "cooldown": "float (0, 1]; wsd: share of all steps that the final linear cooling takes",
+        "clip": "off | float (0, inf); largest global gradient norm",
+        "decay_mode": "coupled | independent; weight decay times the learning rate, "
+        "or times its schedule alone (peak 1)",
+        "groups": f"{BY_ROLE}; on the learning rate and weight decay of a role: [embedding:lr:0.1,head:weight_decay:0]",
     }
 }
 """Keys that every option of a group has, with constraint and meaning; the YAML only has their values."""
@@ -99,7 +95,8 @@ LATER: dict[str, dict[str, Any]] = {
 }
 """What configurations mean that were written before a key or a group existed. A run's identity leaves these out."""
 
-RESERVED = ("name", "equation", "prescribes", "refuses", "only", "warns", "equals", "norm_sites", "needs")
+RULES = ("prescribes", "refuses", "only", "warns", "equals", "needs")
+RESERVED = ("name", "equation", "norm_sites", *RULES)
 OTHER_VERSION = "read it with the version of the program that env.json names"
 _KEY_LINE = re.compile(r"^(?P<key>\w+):\s[^#]*#\s*(?P<comment>.+)$")
 
@@ -123,15 +120,20 @@ class OptionFile:
     summary: str
     equation: list[str]
     keys: dict[str, Key]
+    norm_sites: dict[str, str]
+    """Sites of a placement's norms in the blocks, and the setting that each needs, if any."""
     prescribes: dict[str, Any]
     refuses: dict[str, str]
     only: dict[str, str]
     warns: dict[str, str]
     equals: dict[str, str]
-    norm_sites: dict[str, str]
-    """Sites of a placement's norms in the blocks, and the setting that each needs, if any."""
     needs: dict[str, str]
     plugin: Plugin | None = None
+
+    @property
+    def override(self) -> str:
+        """What chooses it: `norm=rms`."""
+        return f"{self.axis}={self.name}"
 
 
 @dataclass
@@ -156,17 +158,6 @@ def conf_dir() -> Path:
 def conf_yaml(name: str) -> dict[str, Any]:
     """The values of a file of conf/, such as `config` or `preset/gpt2`; all callers share them."""
     return load_yaml(conf_dir().joinpath(f"{name}.yaml").read_text(encoding="utf-8"))
-
-
-def key_comments(text: str) -> dict[str, tuple[Constraint, str]]:
-    """The constraint and meaning in the comment of each top-level key of a YAML text."""
-    result = {}
-    for line in text.splitlines():
-        match = _KEY_LINE.match(line)
-        if match:
-            constraint, _, meaning = match["comment"].partition(";")
-            result[match["key"]] = (Constraint(constraint.strip()), meaning.strip())
-    return result
 
 
 def option_files(axis: str) -> dict[str, OptionFile]:
@@ -211,16 +202,15 @@ def read_option_file(axis: str, path: Path) -> OptionFile:
         ConfigError: The file doesn't have the form described at the top of this module.
     """
     text, values = _read_yaml(path)
-    values = {key: value for key, value in LATER.get(axis, {}).items() if key != "name"} | values
-    common = COMMON_KEYS.get(axis, {})
-    comments = {key: (Constraint(text), meaning) for key, (text, meaning) in common.items()} | key_comments(text)
-    if missing := common.keys() - values.keys():
+    values = _later(axis) | values
+    comments = COMMON_KEYS.get(axis, {})
+    if missing := comments.keys() - values.keys():
         fix = f"copy their lines from conf/{axis}"
         raise ConfigError(f"{axis}/{path.name} lacks keys that every {axis} has", ", ".join(sorted(missing)), fix)
     if values.get("name") != path.stem:
-        raise ConfigError(
-            f"{axis}/{path.name} must say name: {path.stem}", f"name: {values.get('name')}", f"name: {path.stem}"
-        )
+        problem, fix = f"{axis}/{path.name} must say name: {path.stem}", f"name: {path.stem}"
+        raise ConfigError(problem, f"name: {values.get('name')}", fix)
+    comments = comments | {match["key"]: match["comment"] for match in map(_KEY_LINE.match, text.splitlines()) if match}
     keys = {}
     for key, default in values.items():
         if key in RESERVED:
@@ -228,24 +218,20 @@ def read_option_file(axis: str, path: Path) -> OptionFile:
         if key not in comments:
             got, fix = f"{key}: {default}", f"{key}: {default}  # constraint; meaning"
             raise ConfigError(f"{axis}/{path.name}: key {key!r} has no constraint in its comment", got, fix)
-        constraint, meaning = comments[key]
-        keys[key] = Key(key, constraint.accept(f"{axis}.{key}", default), constraint, meaning)
+        accepts, _, meaning = comments[key].partition(";")
+        constraint = Constraint(accepts.strip())
+        keys[key] = Key(key, constraint.accept(f"{axis}.{key}", default), constraint, meaning.strip())
     summary = text.splitlines()[0].removeprefix("#").strip()
     equation, sites = values.get("equation") or [], values.get("norm_sites") or {}
-    return OptionFile(
-        axis=axis,
-        name=path.stem,
-        summary=summary,
-        equation=equation if isinstance(equation, list) else [equation],
-        keys=keys,
-        prescribes=values.get("prescribes") or {},
-        refuses=values.get("refuses") or {},
-        only=values.get("only") or {},
-        warns=values.get("warns") or {},
-        equals=values.get("equals") or {},
-        norm_sites=sites if isinstance(sites, dict) else dict.fromkeys(sites, ""),
-        needs=values.get("needs") or {},
-    )
+    equation = equation if isinstance(equation, list) else [equation]
+    sites = sites if isinstance(sites, dict) else dict.fromkeys(sites, "")
+    rules: dict[str, Any] = {name: values.get(name) or {} for name in RULES}
+    return OptionFile(axis, path.stem, summary, equation, keys, sites, **rules)
+
+
+def _later(axis: str) -> dict[str, Any]:
+    """The keys that the options of an axis got later, with what their absence means."""
+    return {key: value for key, value in LATER.get(axis, {}).items() if key != "name"}
 
 
 def _read_yaml(path: Path) -> tuple[str, dict[str, Any]]:
@@ -272,16 +258,31 @@ def check_option(axis: str, values: dict[str, Any]) -> Option:
     name = values.get("name")
     if name not in files:
         raise unknown(f"{axis} has no option of this name", str(name), files, f"{axis}={{}}")
-    option = files[name]
+    given = {key: value for key, value in values.items() if key not in RESERVED}
+    constraints = {key: about.constraint for key, about in files[name].keys.items()}
+    problem = f"{axis}={name} has no key of this name"
+    return Option(name, checked_keys(axis, f"{axis}={name}", _later(axis) | given, constraints, problem))
+
+
+def checked_keys(
+    group: str, chosen: str, values: Mapping[str, Any], keys: Mapping[str, Constraint], no_key: str
+) -> dict[str, Any]:
+    """The values of a group's keys in their canonical form.
+
+    Args:
+        chosen: What the keys belong to, as in `norm=rms`.
+        keys: All of them, with their constraints.
+        no_key: The problem of any other key.
+
+    Raises:
+        ConfigError: A key is unknown or missing, or doesn't accept its value.
+    """
     for key in values:
-        if key not in option.keys and key not in RESERVED:
-            raise unknown(
-                f"{axis}={name} has no key of this name", f"{axis}.{key}", [f"{axis}.{k}" for k in option.keys]
-            )
-    values = {key: value for key, value in LATER.get(axis, {}).items() if key != "name"} | values
-    if missing := option.keys.keys() - values.keys():  # as in the config.yaml of another version
-        raise ConfigError(f"{axis}={name} is incomplete", f"no {', '.join(sorted(missing))}", OTHER_VERSION)
-    return Option(name, {k: spec.constraint.accept(f"{axis}.{k}", values[k]) for k, spec in option.keys.items()})
+        if key not in keys:
+            raise unknown(no_key, f"{group}.{key}", [f"{group}.{known}" for known in keys])
+    if missing := keys.keys() - values.keys():  # as in the config.yaml of another version
+        raise ConfigError(f"{chosen} is incomplete", f"no {', '.join(sorted(missing))}", OTHER_VERSION)
+    return {key: constraint.accept(f"{group}.{key}", values[key]) for key, constraint in keys.items()}
 
 
 def check_installed(axis: str, name: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import islice
 from typing import Any
@@ -28,6 +29,7 @@ class Override:
         name: Its key or group.
         typed: What follows the equals sign.
         values: Several if it is a sweep.
+        parsed: Hydra's form of it.
     """
 
     text: str
@@ -36,11 +38,24 @@ class Override:
     values: list[Any]
     is_sweep: bool
     is_added: bool
+    parsed: Any = dataclasses.field(repr=False)
 
     @property
     def is_hydra(self) -> bool:
         """Whether it is about Hydra itself: `hydra.launcher.n_jobs=2`, `hydra/launcher=joblib`."""
         return re.split("[./]", self.name)[0] == "hydra"
+
+    def assignments(self) -> list[str]:
+        """The override of each value, quoted as Hydra does."""
+        from hydra.core.override_parser.types import Glob
+
+        if isinstance(self.parsed.value(), Glob):
+            texts = self.values
+        elif self.is_sweep:
+            texts = self.parsed.sweep_string_iterator()
+        else:
+            texts = [self.parsed.get_value_element_as_str()]
+        return [f"{self.parsed.get_key_element()}={text}" for text in texts]
 
 
 def read_override(text: str) -> Override:
@@ -63,7 +78,7 @@ def read_override(text: str) -> Override:
     if override.is_delete():
         raise ConfigError("nothing can be removed from the configuration", text, f"choose another {name}")
     is_added = override.is_add() and not override.is_force_add()
-    given = Override(text, name, typed, _values(override), override.is_sweep_override(), is_added)
+    given = Override(text, name, typed, _values(override), override.is_sweep_override(), is_added, override)
     if given.is_hydra and not text.startswith("hydra/launcher=") and not name.startswith("hydra.launcher."):
         problem = "of Hydra's keys, a multirun takes hydra/launcher and hydra.launcher.KEY"
         fix = "runs_dir=runs" if name.endswith(".dir") else _WITH_LAUNCHER
@@ -92,6 +107,10 @@ def _values(override: Any) -> list[Any]:
     if not override.is_sweep_override():
         return [_unquoted(override.value())]
     if isinstance(override.value(), Glob):
+        if "." in override.key_or_group:
+            raise ConfigError(
+                "glob chooses among options, not values", override.input_line, "nexus-ablate -m 'norm=glob(*)'"
+            )
         return override.value().filter(sorted(option_names(override.key_or_group)))
     try:
         values = [_unquoted(value) for value in islice(override.sweep_iterator(), MOST_RUNS + 1)]
@@ -108,6 +127,15 @@ def _unquoted(value: Any) -> Any:
     if isinstance(value, list):
         return [_unquoted(item) for item in value]
     return getattr(value, "text", value)  # of a QuotedString
+
+
+def replacements(overrides: Iterable[Override]) -> Iterator[tuple[Override, Override]]:
+    """Each override that another one of its key follows, with that one. As everywhere in Hydra the last one counts."""
+    last: dict[str, Override] = {}
+    for override in overrides:
+        if override.name in last:
+            yield last[override.name], override
+        last[override.name] = override
 
 
 def refuse_hydra_keys(overrides: list[str]) -> None:

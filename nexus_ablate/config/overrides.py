@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import shlex
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from nexus_ablate.config.grammar import Constraint, show
-from nexus_ablate.config.groups import GROUPS, choices_of, option_names
+from nexus_ablate.config.groups import GROUPS, choices_of, keys_under, option_names
 from nexus_ablate.config.meanings import (
     meant_key,
     meant_list,
     meant_number,
+    meant_option,
     meant_path,
     meant_seeds,
     meant_word,
     option_named,
-    plain_word,
     synonyms,
 )
-from nexus_ablate.config.options import OPTIONS, Key, conf_yaml, option_files
-from nexus_ablate.config.override_syntax import MOST_RUNS, Override, read_override
-from nexus_ablate.config.run_config import CLOSED_GROUPS, OPTION_GROUPS, RunConfig, keys_of
+from nexus_ablate.config.options import OPTIONS, Key, option_files
+from nexus_ablate.config.override_syntax import MOST_RUNS, Override, read_override, replacements
+from nexus_ablate.config.run_config import OPTION_GROUPS
 from nexus_ablate.errors import ConfigError, did_you_mean, unknown
 
 NO_KEY = "there is no key of this name"
@@ -44,7 +45,12 @@ def check_overrides(overrides: list[str], sweeps: bool, beside: Collection[str] 
             another one.
     """
     given = [override for override in map(read_override, overrides) if not override.is_hydra]
-    _check_given_once(given)
+    for former, later in replacements(given):
+        if former.is_sweep:  # it would be lost
+            fix = f"{former.text},{later.typed}"
+            if "(" in fix:
+                fix = former.text if "(" in former.text else later.text
+            raise ConfigError(f"{later.name} is swept, and given twice", f"{former.text} {later.text}", fix)
     if wrong := _wrong_names(given, beside):
         raise together(wrong)
     if (runs := math.prod(len(override.values) or 1 for override in given)) > MOST_RUNS:
@@ -55,27 +61,13 @@ def check_overrides(overrides: list[str], sweeps: bool, beside: Collection[str] 
         raise ConfigError("a run has one budget", " and ".join(budget), "give one of them")
     swept = [override.text for override in given if override.is_sweep]
     if swept and not sweeps:
-        raise ConfigError("a run takes one value per key", " ".join(swept), _multirun_of(overrides))
+        multirun = shlex.join(["nexus-ablate", "-m", *overrides])
+        raise ConfigError("a run takes one value per key", " ".join(swept), multirun)
     return given
 
 
 def _default_choices() -> dict[str, list[str]]:
     return {group: [option] for group, option in choices_of("config").items()}
-
-
-def _check_given_once(given: list[Override]) -> None:
-    """Raises:
-    ConfigError: A key is swept and then given again: the last one counts, and the sweep would be lost.
-    """
-    before: dict[str, Override] = {}
-    for override in given:
-        former = before.get(override.name)
-        if former is not None and former.is_sweep:
-            fix = f"{former.text},{override.typed}"
-            if "(" in fix:
-                fix = former.text if "(" in former.text else override.text
-            raise ConfigError(f"{override.name} is swept, and given twice", f"{former.text} {override.text}", fix)
-        before[override.name] = override
 
 
 def _wrong_names(given: list[Override], beside: Collection[str]) -> list[ConfigError]:
@@ -89,7 +81,7 @@ def _wrong_names(given: list[Override], beside: Collection[str]) -> list[ConfigE
         if override.name not in GROUPS:
             continue
         try:
-            names = _check_choices(override.name, override.values, "" if override.is_sweep else override.typed)
+            names = _chosen_options(override.name, override.values, "" if override.is_sweep else override.typed)
         except ConfigError as error:
             wrong.append(error)
             unknown_groups |= {*OPTION_GROUPS} if override.name == "preset" else {override.name}
@@ -99,27 +91,18 @@ def _wrong_names(given: list[Override], beside: Collection[str]) -> list[ConfigE
             of_presets = [choices_of(f"preset/{preset}") for preset in names]
             for group in set(GROUPS) - {other.name for other in given}:
                 chosen[group] = [choices[group] for choices in of_presets if group in choices] or chosen[group]
+    known = keys_under(chosen)
     for override in given:
         group, _, key = override.name.partition(".")
         if key and group in unknown_groups:
             continue
         try:
-            if override.is_added:
-                raise _added(override, chosen)
-            if override.name not in GROUPS:
-                _check_values(override.name, override.values, chosen, override.typed)
+            _check_key(override, chosen, known)
         except ConfigError as error:
             if error.problem == NO_KEY and (meant := did_you_mean(override.name, beside)):
                 error = ConfigError(NO_KEY, error.got, f"{meant}={override.typed}")
             wrong.append(error)
     return wrong
-
-
-def _added(override: Override, chosen: dict[str, list[str]]) -> ConfigError:
-    """The error for `+KEY=VALUE`."""
-    if override.name in _known_keys(chosen):
-        return ConfigError("the key already exists", override.text, override.text.lstrip("+"))
-    return _unknown_key(override.name, override.values, chosen, override.typed)
 
 
 def together(wrong: list[ConfigError]) -> ConfigError:
@@ -133,70 +116,63 @@ def together(wrong: list[ConfigError]) -> ConfigError:
     return ConfigError(problem, " ".join(error.got for error in wrong), (" " if are_overrides else "; ").join(fixes))
 
 
-def _check_choices(group: str, values: list[Any], typed: str = "") -> list[str]:
+def _chosen_options(group: str, values: list[Any], typed: str = "") -> list[str]:
     """The options that the values name.
 
     Args:
         typed: The value as the user typed it, for the error: `true` is a boolean here.
     """
-    names = option_names(group)
-    chosen = []
+    known, chosen = option_names(group), []
     for value in values:
-        name = show(value) if value is not None else "none" if group == "preset" else "null"
-        if name not in names:
-            meant = {plain_word(word): name for word, name in synonyms()["options"].get(group, {}).items()}
-            meant |= {plain_word(known): known for known in names}
-            problem, word = f"{group} has no option of this name", meant.get(plain_word(name), name)
-            if word == name and (path := meant_path(group, name)):
-                raise ConfigError(problem, f"{group}={name}", path)
-            if "=" in word:
-                raise ConfigError(problem, f"{group}={name}", word)
-            if word in ("all", "any", "every"):
-                raise ConfigError(problem, f"{group}={name}", f"nexus-ablate -m '{group}=glob(*)'")
-            raise unknown(problem, word, names, f"{group}={{}}", typed or name)
+        name = "none" if value is None and group == "preset" else "null" if value is None else show(value)
         chosen.append(name)
+        if name in known:
+            continue
+        problem, meant = f"{group} has no option of this name", meant_option(group, name) or name
+        fix = (meant_path(group, name) if meant == name else "") or (meant if "=" in meant else "")
+        if meant in ("all", "any", "every"):
+            fix = f"nexus-ablate -m '{group}=glob(*)'"
+        if fix:
+            raise ConfigError(problem, f"{group}={name}", fix)
+        raise unknown(problem, meant, known, f"{group}={{}}", typed or name)
     return chosen
 
 
-def _check_values(name: str, values: list[Any], chosen: dict[str, list[str]], typed: str) -> None:
-    known = _known_keys(chosen)
+def _check_key(override: Override, chosen: dict[str, list[str]], known: Mapping[str, Key | None]) -> None:
+    """Check that a key exists and accepts its values. The options that `override` may choose are checked before.
+
+    Args:
+        chosen: The options of each group.
+        known: The keys under these options.
+    """
+    name, typed = override.name, override.typed
     if name not in known:
-        group, _, rest = name.partition(".")
-        if rest and group in OPTION_GROUPS and group in chosen:
-            raise _unknown_option_key(group, rest, values, chosen, typed)
-        raise _unknown_key(name, values, chosen, typed)
-    for value in values:
+        if "." in name and name.partition(".")[0] in OPTION_GROUPS and not override.is_added:
+            raise _unknown_option_key(override, chosen, known)
+        fix = _meant_switch(override) or meant_key(name, known) or did_you_mean(name, known)
+        fix = f"{fix}={_meant_value(fix, override, known)}" if fix in known else fix
+        raise ConfigError(NO_KEY, f"{name}={typed}", fix or "nexus-ablate list")
+    if override.is_added:
+        raise ConfigError("the key already exists", override.text, override.text.lstrip("+"))
+    key = known[name]
+    if key is None:
+        return
+    for value in override.values:
         if word := meant_word(name, value):
             raise ConfigError(f"{name} has another name for this value", f"{name}={show(value)}", f"{name}={word}")
-        if known[name] is None or (isinstance(value, str) and "${" in value):
+        if isinstance(value, str) and "${" in value:
             continue
         try:
-            known[name].accept(name, value)
+            key.constraint.accept(name, value)
         except ConfigError as error:
-            if error.fix == known[name].text:
-                error.fix = f"{name}={_default(name, chosen)}"
-            raise _with_meant_value(error, name, known[name], typed) from None
-
-
-def _known_keys(chosen: dict[str, list[str]]) -> dict[str, Any]:
-    """Every key that may be set under the chosen options, with its constraint (None for groups)."""
-    known: dict[str, Any] = dict(keys_of(RunConfig)) | dict.fromkeys(GROUPS)
-    for group, cls in CLOSED_GROUPS.items():
-        known |= {f"{group}.{k}": constraint for k, constraint in keys_of(cls).items() if k != "name"}
-    for group in OPTION_GROUPS:
-        for name in chosen.get(group, []):
-            keys: dict[str, Key] = option_files(group)[name].keys
-            known |= {f"{group}.{k}": spec.constraint for k, spec in keys.items()}
-    return known
-
-
-def _default(name: str, chosen: dict[str, list[str]]) -> str:
-    """The default of a key under the chosen options, as it is typed."""
-    group, _, key = name.rpartition(".")
-    if group in OPTION_GROUPS:
-        specs: dict[str, Key] = option_files(group)[chosen[group][-1]].keys
-        return show(specs[key].default)
-    return show(conf_yaml(f"{group}/{chosen[group][-1]}" if group else "config")[key])
+            if name == "seed" and (seeds := meant_seeds(typed)):
+                raise ConfigError(error.problem, typed, f"nexus-ablate -m seed={seeds}") from None
+            for meant in (meant_number(typed), meant_list(typed)):
+                if meant and _accepts(key.constraint, meant):
+                    raise ConfigError(error.problem, typed, f"{name}={meant}") from None
+            if error.fix == key.constraint.text:
+                error.fix = f"{name}={show(key.default)}"
+            raise
 
 
 def _accepts(constraint: Constraint, typed: str) -> bool:
@@ -209,84 +185,60 @@ def _accepts(constraint: Constraint, typed: str) -> bool:
     return True
 
 
-def _with_meant_value(error: ConfigError, name: str, constraint: Constraint, typed: str) -> ConfigError:
-    """The error for a value that a key doesn't accept, with what was probably meant if the key accepts that."""
-    if name == "seed" and (seeds := meant_seeds(typed)):
-        return ConfigError(error.problem, typed, f"nexus-ablate -m seed={seeds}")
-    for meant in (meant_number(typed), meant_list(typed)):
-        if meant and _accepts(constraint, meant):
-            return ConfigError(error.problem, typed, f"{name}={meant}")
-    return error
-
-
-def _meant_value(key: str, typed: str, values: list[Any], chosen: dict[str, list[str]]) -> str:
-    """The value as typed if the key accepts it, else one that it accepts."""
-    constraint = _known_keys(chosen)[key]
-    if any(meant_word(key, value) for value in values):
-        return ",".join(meant_word(key, value) or show(value) for value in values)
+def _meant_value(name: str, override: Override, known: Mapping[str, Key | None]) -> str:
+    """The value of an override as typed if the key that was meant accepts it, else one that it accepts."""
+    key = known[name]
+    words = [meant_word(name, value) for value in override.values]
+    if any(words):
+        return ",".join(word or show(value) for word, value in zip(words, override.values, strict=True))
     try:
-        if constraint is None:
-            _check_choices(key, values)
+        if key is None:
+            _chosen_options(name, override.values)
         else:
-            _ = [constraint.accept(key, value) for value in values]
+            _ = [key.constraint.accept(name, value) for value in override.values]
     except ConfigError as error:
-        default = choices_of("config")[key] if constraint is None else _default(key, chosen)
-        return error.fix.partition("=")[2] or default
-    return typed
+        return error.fix.partition("=")[2] or (show(key.default) if key else choices_of("config")[name])
+    return override.typed
 
 
-def _unknown_key(name: str, values: list[Any], chosen: dict[str, list[str]], typed: str) -> ConfigError:
-    """The error for a key that doesn't exist, with an override that works."""
-    known = _known_keys(chosen)
-    fix = _meant_switch(name, values) or meant_key(name, known) or did_you_mean(name, known)
-    if fix in known:
-        fix = f"{fix}={_meant_value(fix, typed, values, chosen)}"
-    return ConfigError(NO_KEY, f"{name}={typed}", fix or "nexus-ablate list")
-
-
-def _meant_switch(name: str, values: list[Any]) -> str:
+def _meant_switch(override: Override) -> str:
     """The override for an option that is switched on or off by its name, as in `swiglu=true`; '' for any other key."""
-    words = [show(value) for value in values]
-    override = option_named(name) if words in (["on"], ["off"]) else ""
-    if words == ["on"] or not override:
-        return override
-    group = override.partition("=")[0]
+    words = [show(value) for value in override.values]
+    meant = option_named(override.name) if words in (["on"], ["off"]) else ""
+    if words == ["on"] or not meant:
+        return meant
+    group = meant.partition("=")[0]
     off = synonyms()["options"].get(group, {}).get("off", "none")
     return f"{group}={off}" if off in option_names(group) else f"nexus-ablate list {group}"
 
 
 def _unknown_option_key(
-    group: str, rest: str, values: list[Any], chosen: dict[str, list[str]], typed: str
+    override: Override, chosen: dict[str, list[str]], known: Mapping[str, Key | None]
 ) -> ConfigError:
     """The error for a key that the chosen option doesn't have, with the option that has it."""
-    name, option = f"{group}.{rest}", f"{group}={','.join(chosen[group])}"
-    path = meant_path(group, show(values[0])) if rest in ("path", "file", "files") else ""
+    name, typed = override.name, override.typed
+    group, _, key = name.partition(".")
+    option, got = f"{group}={','.join(chosen[group])}", f"{name}={typed}"
+    path = meant_path(group, show(override.values[0])) if key in ("path", "file", "files") else ""
     if path:
-        return ConfigError(f"{option} has no key {rest}", f"{name}={typed}", path)
-    others = [option_files(axis)[name] for axis in OPTIONS if axis != group for name in chosen.get(axis, [])]
+        return ConfigError(f"{option} has no key {key}", got, path)
+    others = [option_files(axis)[name] for axis in OPTIONS if axis != group for name in chosen[axis]]
     prescribed = {option.prescribes.get(group) for option in others}
-    owners = [owner for owner in option_files(group).values() if rest in owner.keys]
+    owners = [owner for owner in option_files(group).values() if key in owner.keys]
     owners.sort(key=lambda owner: owner.name not in prescribed)  # what `auto` means beside the other options
-    for owner in owners:
-        for meant in (typed, meant_list(typed)):
-            if meant and _accepts(owner.keys[rest].constraint, meant):
-                fix = f"{group}={owner.name} {name}={meant}"
-                return ConfigError(f"{option} has no key {rest}", f"{name}={typed}", fix)
+    for owner, value in itertools.product(owners, (typed, meant_list(typed))):
+        if value and _accepts(owner.keys[key].constraint, value):
+            return ConfigError(f"{option} has no key {key}", got, f"{group}={owner.name} {name}={value}")
     if owners:
-        fix = f"{group}={owners[0].name} {name}={show(owners[0].keys[rest].default)}"
-        return ConfigError(f"{option} has no key {rest}", f"{name}={typed}", fix)
-    keys = [key for key in _known_keys(chosen) if key.startswith(f"{group}.")]
+        fix = f"{group}={owners[0].name} {name}={show(owners[0].keys[key].default)}"
+        return ConfigError(f"{option} has no key {key}", got, fix)
+    keys = [key for key in known if key.startswith(f"{group}.")]
     if not keys:
         return ConfigError(f"{option} has no keys", name, "leave it out")
-    meant = did_you_mean(name, keys)
-    if meant:
-        fix = f"{meant}={_meant_value(meant, typed, values, chosen)}"
-        return ConfigError(f"{option} has no key of this name", f"{name}={typed}", fix)
-    return unknown(f"{option} has no key of this name", name, keys, f"{{}}={typed}")
-
-
-def _multirun_of(overrides: list[str]) -> str:
-    return shlex.join(["nexus-ablate", "-m", *overrides])
+    problem, near = f"{option} has no key of this name", did_you_mean(name, keys)
+    if near:
+        return ConfigError(problem, got, f"{near}={_meant_value(near, override, known)}")
+    return unknown(problem, name, keys, f"{{}}={typed}")
 
 
 def respelled(text: str) -> str:
@@ -294,7 +246,7 @@ def respelled(text: str) -> str:
     match = re.match(r"([A-Za-z_][\w.-]*)(?:\s*[=:\s]\s*([^\s=:]\S*))?", text)
     if match is None:
         return ""
-    known = _known_keys(_default_choices())
+    known = keys_under(_default_choices())
     key = match[1] if match[1] in known else meant_key(match[1], known)
     if key.startswith("nexus-ablate"):
         return key

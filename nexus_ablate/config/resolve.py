@@ -12,6 +12,7 @@ from nexus_ablate.config.options import (
     OTHER_VERSION,
     Option,
     check_option,
+    checked_keys,
     default_option,
     option_files,
 )
@@ -47,7 +48,8 @@ def from_values(values: dict[str, Any]) -> RunConfig:
         if name in OPTION_GROUPS:
             parts[name] = check_option(name, _mapping(name, value))
         elif name in CLOSED_GROUPS:
-            parts[name] = _closed_group(name, _mapping(name, value))
+            keys, no_key = keys_of(CLOSED_GROUPS[name]), "there is no key of this name"
+            parts[name] = CLOSED_GROUPS[name](**checked_keys(name, name, _mapping(name, value), keys, no_key))
         elif name in scalars:
             parts[name] = scalars[name].accept(name, value)
         else:
@@ -114,18 +116,6 @@ def _mapping(name: str, value: Any) -> dict[str, Any]:
     return value
 
 
-def _closed_group(name: str, values: dict[str, Any]) -> Any:
-    cls = CLOSED_GROUPS[name]
-    keys = keys_of(cls)
-    for name_given in values:
-        if name_given not in keys:
-            raise unknown("there is no key of this name", f"{name}.{name_given}", [f"{name}.{k}" for k in keys])
-    missing = keys.keys() - values.keys()
-    if missing:
-        raise ConfigError(f"{name} is incomplete", f"no {', '.join(sorted(missing))}", OTHER_VERSION)
-    return cls(**{k: constraint.accept(f"{name}.{k}", values[k]) for k, constraint in keys.items()})
-
-
 class Prescriptions:
     """The values that the chosen options prescribe for keys that are `auto`.
 
@@ -142,9 +132,11 @@ class Prescriptions:
         self.chosen = {axis: option_files(axis)[getattr(config, axis).name] for axis in OPTIONS}
         self.notes: list[str] = []
         self.sources: dict[str, str] = {}
-        for axis, option in self.chosen.items():
-            for name in {key for key in option.prescribes if not key.startswith("init.")} - {*PRESCRIBABLE}:
-                raise unknown(f"{axis}={option.name} prescribes a key that options can't prescribe", name, PRESCRIBABLE)
+        for option in self.chosen.values():
+            for name in option.prescribes:
+                if name not in PRESCRIBABLE and not name.startswith("init."):
+                    problem = f"{option.override} prescribes a key that options can't prescribe"
+                    raise unknown(problem, name, PRESCRIBABLE)
 
     def meaning(self, name: str, value: Any, fallback: Any = None) -> Any:
         """A key's value, or the meaning of `auto`.
@@ -154,8 +146,8 @@ class Prescriptions:
         """
         if value != "auto":
             return value
-        options = {axis: option for axis, option in self.chosen.items() if axis != name and name in option.prescribes}
-        wishes = {f"{axis}={option.name}": option.prescribes[name] for axis, option in options.items()}
+        options = [option for option in self.chosen.values() if name in option.prescribes and option.axis != name]
+        wishes = {option.override: option.prescribes[name] for option in options}
         met = {STARTS_AS.get(wish) for wish in wishes.values()}
         wishes = {source: wish for source, wish in wishes.items() if wish not in met}
         if len(set(map(str, wishes.values()))) > 1:
@@ -174,21 +166,25 @@ class Prescriptions:
         name = self.meaning("init", option.name, option_files("init")["auto"].prescribes["init"])
         if option.name != "auto":
             return option
-        source = self.sources.get("init", "")
-        wishes = next((o.prescribes for axis, o in self.chosen.items() if f"{axis}={o.name}" == source), {})
-        keys = {key: value for key, value in wishes.items() if key.startswith("init.")}
-        self.notes += [f"{source} also changes {key} to {show(value)}" for key, value in keys.items()]
-        values = {key.removeprefix("init."): value for key, value in keys.items()}
-        return check_option("init", default_option("init", name).flat() | values)
+        values = default_option("init", name).flat()
+        for source in self.chosen.values():
+            if source.override != self.sources.get("init"):
+                continue
+            for key, value in source.prescribes.items():
+                if key.startswith("init."):
+                    self.notes.append(f"{source.override} also changes {key} to {show(value)}")
+                    values[key.removeprefix("init.")] = value
+        return check_option("init", values)
 
     def qk_norm(self, option: Option) -> Option:
         """The norm of q and k. If it is `none`, a placement that norms q, k and v replaces it."""
         placement = self.chosen["placement"]
-        if "qk_norm" not in placement.prescribes or option.name != "none":
+        name = placement.prescribes.get("qk_norm")
+        if name is None or option.name != "none":
             return option
-        self.sources["qk_norm"] = f"placement={placement.name}"
-        self.notes.append(f"placement={placement.name} also changes qk_norm to {placement.prescribes['qk_norm']}")
-        return default_option("qk_norm", placement.prescribes["qk_norm"])
+        self.sources["qk_norm"] = placement.override
+        self.notes.append(f"{placement.override} also changes qk_norm to {name}")
+        return default_option("qk_norm", name)
 
 
 def resolve(config: RunConfig) -> Resolved:
@@ -197,11 +193,15 @@ def resolve(config: RunConfig) -> Resolved:
     Raises:
         ConfigError: Two options prescribe different values, or an option refuses a requested value.
     """
+
+    def on_or_off(bias: str) -> bool:
+        return config.bias if bias == "auto" else bias == "on"
+
     prescriptions = Prescriptions(config)
     meaning = prescriptions.meaning
     init, qk_norm = prescriptions.init(config.init), prescriptions.qk_norm(config.qk_norm)
     model, train = config.model, config.train
-    pattern = [0] if config.window == "off" else config.window if isinstance(config.window, list) else [config.window]
+    pattern = config.window if isinstance(config.window, list) else [0 if config.window == "off" else config.window]
     d_ff_ratio = ratio(meaning("d_ff_ratio", config.d_ff_ratio) or 4)
     d_ff = max(1, round(d_ff_ratio * model.d_model / model.d_ff_multiple)) * model.d_ff_multiple
     tokens_per_step = train.batch_size * train.grad_accum * model.context
@@ -217,9 +217,9 @@ def resolve(config: RunConfig) -> Resolved:
         nope_every=meaning("nope_every", config.nope_every, "off"),
         init=init,
         qk_norm=with_eps(qk_norm, config.norm),
-        qkv_bias=config.bias if config.qkv_bias == "auto" else config.qkv_bias == "on",
-        attn_out_bias=config.bias if config.attn_out_bias == "auto" else config.attn_out_bias == "on",
-        ffn_bias=config.bias if config.ffn_bias == "auto" else config.ffn_bias == "on",
+        qkv_bias=on_or_off(config.qkv_bias),
+        attn_out_bias=on_or_off(config.attn_out_bias),
+        ffn_bias=on_or_off(config.ffn_bias),
         n_kv_heads=model.n_heads if config.n_kv_heads == "auto" else config.n_kv_heads,
         windows=[pattern[layer % len(pattern)] for layer in range(model.n_layers)],
         head_dim=model.d_model // model.n_heads if model.head_dim == "auto" else model.head_dim,

@@ -59,17 +59,17 @@ def check_rules(config: RunConfig) -> None:
             raise ConfigError(
                 f"{evaluation.name} has no such file", name, f"evals=[{evaluation.name}], the shipped one"
             )
-    for role, factors in factors_by_role(config.schedule.groups).items():
+    schedule, groups = config.schedule, f"optim.groups={show(config.schedule.groups)}"
+    for role, factors in factors_by_role(schedule.groups).items():
         if "weight_decay" in factors and not config.weight_decay:
-            got = f"optim.groups={show(config.schedule.groups)} weight_decay=0"
-            raise ConfigError("weight_decay=0 decays nothing, so a factor on it has no effect", got, "weight_decay=0.1")
-        if "weight_decay" in factors and role not in DECAYED[config.schedule.decay]:
-            problem = f"optim.decay={config.schedule.decay} does not decay the role {role}"
-            raise ConfigError(problem, f"optim.groups={show(config.schedule.groups)}", "optim.decay=all")
+            problem = "weight_decay=0 decays nothing, so a factor on it has no effect"
+            raise ConfigError(problem, f"{groups} weight_decay=0", "weight_decay=0.1")
+        if "weight_decay" in factors and role not in DECAYED[schedule.decay]:
+            problem = f"optim.decay={schedule.decay} does not decay the role {role}"
+            raise ConfigError(problem, groups, "optim.decay=all")
         if role == "head" and config.tie_embeddings:
             problem = "a tied head is the embedding and has no factors of its own"
-            got = f"optim.groups={show(config.schedule.groups)} tie_embeddings=on"
-            raise ConfigError(problem, got, "tie_embeddings=off")
+            raise ConfigError(problem, f"{groups} tie_embeddings=on", "tie_embeddings=off")
     check_project(str(config.tracker.keys.get("project", "")), "tracker.project={} tracker.entity={}")
     if not _SAFE_NAME.fullmatch(config.experiment):
         fix = f"experiment={re.sub('[^A-Za-z0-9]+', '_', config.experiment).strip('_') or 'mine'}"
@@ -143,31 +143,29 @@ def apply_rules(config: RunConfig, resolved: Resolved, chosen: dict[str, OptionF
     settings, warnings = settings_of(config, resolved, chosen["placement"]), []
     sizes = {n: v for n, v in vars(config.model).items() if isinstance(v, int)}
     sizes |= {"head_dim": resolved.head_dim, "n_kv_heads": resolved.n_kv_heads}
-    options = [(f"{axis}={option.name}", getattr(config, axis).keys, option) for axis, option in chosen.items()]
-    options.append((f"data={config.data.name}", config.data.keys, option_files("data")[config.data.name]))
+    files = [*chosen.values(), option_files("data")[config.data.name]]
+    options = [(file.override, getattr(config, file.axis).keys, file) for file in files]
     for evaluation in map(evaluation_of, config.evals):
         file = option_files("evaluation")[evaluation.name]
         options.append((f"evals=[{evaluation.name}]", evaluation.keys, file))
     for name, keys, option in options:
-        axis, numbers = option.axis, {**sizes, **keys}
+        numbers = {**sizes, **keys}
         for rule, text in option.refuses.items():
             if holds(rule, settings, numbers):
                 reason, _, fix = text.partition("; try: ")
-                together = [f"{n}={show(numbers[n])}" for n in names_in(rule)] or [_spelled(rule)]
-                clash = "cannot have {}" if is_comparison(rule) else "and {} contradict each other"
-                problem = f"{name} {clash.format(_spelled(rule))}: {reason}"
-                raise ConfigError(
-                    problem, " ".join([name, *together]), fix or f"another {axis}, or no {_spelled(rule)}"
-                )
+                spelled = _spelled(rule)
+                together = [f"{n}={show(numbers[n])}" for n in names_in(rule)] or [spelled]
+                clash = f"cannot have {spelled}" if is_comparison(rule) else f"and {spelled} contradict each other"
+                fix = fix or f"another {option.axis}, or no {spelled}"
+                raise ConfigError(f"{name} {clash}: {reason}", " ".join([name, *together]), fix)
         for rule, text in option.only.items():
-            if not set(rule.split()) & settings:
-                allowed = rule.split()
+            allowed = rule.split()
+            if settings.isdisjoint(allowed):
                 key = allowed[0].partition("=")[0]
-                values = sorted(setting for setting in settings if setting.partition("=")[0] == key)
-                chosen_one = next((setting for setting in values if not setting.endswith("=auto")), values[0])
+                values = sorted(setting for setting in settings if setting.startswith(f"{key}="))
+                setting = next((value for value in values if not value.endswith("=auto")), values[0])
                 reason, _, fix = text.partition("; try: ")
-                got = f"{name} {chosen_one}"
-                raise ConfigError(f"{name} cannot have {chosen_one}: {reason}", got, fix or allowed[0])
+                raise ConfigError(f"{name} cannot have {setting}: {reason}", f"{name} {setting}", fix or allowed[0])
         broken = sorted(rule for rule in option.warns if holds(rule, settings, numbers))
         warnings += [f"{name}{'' if r == name else f' with {_spelled(r)}'}: {option.warns[r]}" for r in broken]
     return warnings
@@ -178,9 +176,11 @@ def settings_of(config: RunConfig, resolved: Resolved, placement: OptionFile) ->
     values = by_key(config.nested())
     meant = by_key({"init": resolved.init.flat()}) | {name: getattr(resolved, name) for name in MEANT}
     settings = {f"{key}={show(value)}" for key, value in (*values.items(), *meant.items())}
-    settings |= set() if resolved.nope_every == "off" else {"nope_every=on"}
-    in_blocks = {site for site, needs in placement.norm_sites.items() if {needs} <= settings | {""}}
-    outside = {site for site, there in (("final", resolved.final_norm), ("embed", config.embed_norm)) if there}
+    if resolved.nope_every != "off":
+        settings.add("nope_every=on")
+    in_blocks = {site for site, needs in placement.norm_sites.items() if not needs or needs in settings}
+    outside = {"final"} if resolved.final_norm else set()
+    outside |= {"embed"} if config.embed_norm else set()
     sites = gain_sites(config, in_blocks, outside)
     return settings | {f"norm.gain_init@{site}={show(config.norm.keys.get('gain_init'))}" for site in sites}
 

@@ -294,29 +294,21 @@ class RunConfig:
 
     def nested(self) -> dict[str, Any]:
         """The configuration as the user would write it, with `auto`, for config.yaml."""
-        values = {}
-        for item in dataclasses.fields(self):
-            value = getattr(self, item.name) if item.name != "resolved" else None
-            if isinstance(value, Option):
-                values[item.name] = value.flat()
-            elif dataclasses.is_dataclass(value):
-                values[item.name] = dataclasses.asdict(value)  # type: ignore[arg-type]
-            elif item.name != "resolved":
-                values[item.name] = value
-        return values
+        values = {item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.init}
+        values |= {name: dataclasses.asdict(values[name]) for name in CLOSED_GROUPS}
+        return values | {name: values[name].flat() for name in OPTION_GROUPS}
 
     def science(self) -> dict[str, Any]:
         """Everything that can change the result, except the data, which the identity covers by its content hash.
 
         `auto` is replaced by its meaning, so setting a key to its default's meaning gives the same run.
         """
-        values: dict[str, Any] = {axis: getattr(self, axis).flat() for axis in OPTIONS}
-        for item in dataclasses.fields(self):
-            value = getattr(self, item.name)
-            if item.name in CLOSED_GROUPS:
-                values[item.name] = {f.name: getattr(value, f.name) for f in science_fields(value)}
-            elif item.metadata.get("science"):
-                values[item.name] = value
+        given = self.nested()
+        values: dict[str, Any] = {axis: given[axis] for axis in OPTIONS}
+        for name in ("model", "train"):
+            keys = (key for key in given[name] if key != "name" and f"{name}.{key}" not in _no_science())
+            values[name] = {key: given[name][key] for key in keys}
+        values |= {name: given[name] for name in keys_of(RunConfig) if name not in _no_science()}
         for name in MEANT:
             values[name] = getattr(self.resolved, name)
         values["bias"] = self.resolved.qkv_bias and self.resolved.attn_out_bias and self.resolved.ffn_bias
@@ -327,26 +319,20 @@ class RunConfig:
         for axis, meant in LATER.items():
             values[axis] = {k: v for k, v in values[axis].items() if k not in meant or v != meant[k]}
         values = {name: value for name, value in values.items() if value != {} or name not in LATER}
-        del values["model"]["d_ff_multiple"], values["train"]["tokens"], values["probe"]
+        del values["model"]["d_ff_multiple"], values["train"]["tokens"]
         return values
 
 
 CLOSED_GROUPS = {"model": ModelConfig, "train": TrainConfig, "probe": ProbeConfig}
 
 
-def science_fields(config: object) -> list[dataclasses.Field]:
-    return [f for f in dataclasses.fields(config) if f.metadata["science"] and f.name != "name"]  # type: ignore[arg-type]
-
-
-_ASIDE = ("seed", "tracker", "probe", "resolved")
-
-
 @cache
 def _no_science() -> frozenset[str]:
     """The keys that cannot change a result."""
-    keys = {f.name for f in dataclasses.fields(RunConfig) if f.metadata.get("science") is False}
-    for group, cls in CLOSED_GROUPS.items():
-        keys |= {f"{group}.{f.name}" for f in dataclasses.fields(cls) if f.metadata.get("science") is False}
+    keys = []
+    for group, cls in {"": RunConfig, **CLOSED_GROUPS}.items():
+        fields = [field for field in dataclasses.fields(cls) if field.metadata.get("science") is False]
+        keys += [f"{group}.{field.name}" if group else field.name for field in fields]
     return frozenset(keys)
 
 
@@ -363,7 +349,7 @@ def by_key(values: dict[str, Any]) -> dict[str, Any]:
 
 def flat(values: dict[str, Any]) -> dict[str, Any]:
     """Those of `by_key` that can change the result, and never the seed."""
-    left_out = {*_ASIDE, *_no_science()}
+    left_out = {"seed", "tracker", "probe", "resolved"} | _no_science()
     return {key: v for key, v in by_key(values).items() if left_out.isdisjoint((key, key.partition(".")[0]))}
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
 from multiprocessing import get_all_start_methods, get_start_method, set_start_method, util
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nexus_ablate import errors
 from nexus_ablate.config.compose import search_plugins
@@ -27,9 +27,6 @@ from nexus_ablate.execution.slurm import refuse_secrets
 from nexus_ablate.execution.worker import JobResult, Task
 from nexus_ablate.planning.jobs import Job
 from nexus_ablate.training.signals import StopRequest
-
-if TYPE_CHECKING:
-    from hydra._internal.hydra import Hydra
 
 PACKAGES = {
     "joblib": "hydra-joblib-launcher",
@@ -111,15 +108,26 @@ class HydraLauncher:
         Raises:
             ConfigError: Hydra can't create it.
         """
+        from hydra import initialize_config_dir
         from hydra._internal.callbacks import Callbacks
+        from hydra.core.global_hydra import GlobalHydra
         from hydra.core.plugins import Plugins
         from hydra.errors import HydraException
         from hydra.types import HydraContext, RunMode
         from omegaconf.errors import OmegaConfBaseException
 
+        from nexus_ablate.training.device import share_cores_politely
+
+        share_cores_politely()  # launched processes inherit the environment
+        search_plugins()
         words = [f"hydra/launcher={self.name}", *self.settings]
-        with open_hydra() as (hydra, scratch):
+        with (
+            tempfile.TemporaryDirectory(prefix="nexus_ablate-") as scratch,
+            initialize_config_dir(config_dir=str(conf_dir()), version_base="1.3"),
+        ):
             everything = [*words, f"hydra.sweep.dir='{scratch}'"]
+            hydra = GlobalHydra.instance().hydra
+            assert hydra is not None
             try:
                 config = hydra.compose_config("config", everything, RunMode.MULTIRUN, with_log_configuration=False)
                 context = HydraContext(hydra.config_loader, Callbacks())
@@ -139,25 +147,6 @@ class HydraLauncher:
 def interrupt(name: str) -> None:
     """End a launcher as Ctrl-C does."""
     raise KeyboardInterrupt(name)
-
-
-@contextmanager
-def open_hydra() -> Iterator[tuple[Hydra, str]]:
-    """Hydra, and a folder for its own files that is removed at the end. Processes it launches share the cores."""
-    from hydra import initialize_config_dir
-    from hydra.core.global_hydra import GlobalHydra
-
-    from nexus_ablate.training.device import share_cores_politely
-
-    share_cores_politely()  # launched processes inherit the environment
-    search_plugins()
-    with (
-        tempfile.TemporaryDirectory(prefix="nexus_ablate-") as scratch,
-        initialize_config_dir(config_dir=str(conf_dir()), version_base="1.3"),
-    ):
-        hydra = GlobalHydra.instance().hydra
-        assert hydra is not None
-        yield hydra, scratch
 
 
 def train_current(tasks: Mapping[tuple[str, ...], Task], composed: Any) -> JobResult:

@@ -1,10 +1,11 @@
 """`nexus-ablate -m KEY=A,B ...`: every combination as a job, for the backends that also run studies.
 
-Hydra's own parser reads the overrides, and its basic sweeper makes the combinations.
+Hydra's own parser reads the overrides.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -14,13 +15,11 @@ from nexus_ablate.config.overrides import check_overrides
 from nexus_ablate.console import nearer
 from nexus_ablate.data import fingerprint_of, prepare
 from nexus_ablate.errors import ConfigError, UserError
-from nexus_ablate.execution.hydra_launcher import open_hydra
 from nexus_ablate.execution.job_progress import JobProgress
 from nexus_ablate.execution.launch import Backend, run_missing
 from nexus_ablate.planning.jobs import Job, data_of
 from nexus_ablate.runs import arm_name, has_status, run_path
 from nexus_ablate.runs.files import refuse_impossible_folder
-from nexus_ablate.study.arm_overrides import key_of
 from nexus_ablate.training.session import identity_of, other_arithmetic
 from nexus_ablate.training.start import check_groups
 
@@ -37,7 +36,6 @@ def multirun(overrides: list[str], backend: Backend) -> int:
     Raises:
         UserError: Overrides that cannot be read, or with which no combination can be run; nothing was written.
     """
-    check_overrides(overrides, sweeps=True)
     combinations, group = expanded(overrides)
     if not combinations:  # of a glob that matches nothing
         raise ConfigError("a multirun has no run", "no combination", EXAMPLE)
@@ -74,22 +72,15 @@ def expanded(overrides: list[str]) -> tuple[list[list[str]], str]:
     """The overrides of each run, and what varies as typed (`norm=layer,rms`; '' if an experiment gathers the runs).
 
     Raises:
-        ConfigError: Hydra's sweeper can't expand them.
+        ConfigError: An override cannot be read, or contradicts another one.
     """
-    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    with open_hydra() as (hydra, _):
-        try:
-            parsed = OverridesParser.create(config_loader=hydra.config_loader).parse_overrides(overrides)
-            combinations = BasicSweeper.split_arguments(parsed, None)[0]
-        except HydraException as error:
-            raise ConfigError(str(error).splitlines()[0], " ".join(overrides), EXAMPLE) from error
-    swept = [override for override in parsed if override.is_sweep_override() and override.key_or_group != "seed"]
-    group = errors.printable(" ".join(str(override.input_line) for override in swept)) or "baseline"
-    has_experiment = any(key_of(text) == "experiment" for text in overrides)
-    return combinations, "" if has_experiment else group
+    given = check_overrides(overrides, sweeps=True)
+    assignments = {override.name: override.assignments() for override in given}  # the last one of a key counts
+    combinations = [list(combination) for combination in itertools.product(*assignments.values())]
+    if any(override.name == "experiment" for override in given):
+        return combinations, ""
+    swept = [override.text for override in given if override.is_sweep and override.name != "seed"]
+    return combinations, errors.printable(" ".join(swept)) or "baseline"
 
 
 def job_of(overrides: list[str], name: str, group: str) -> Job:
