@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections import defaultdict
@@ -131,10 +132,12 @@ def forked_workers(monkeypatch):
     from nexus_ablate.execution import local_pool
 
     forking, ends = multiprocessing.get_context("fork"), []
+    lock = threading.Lock()  # a process forked while `pipe` runs would keep the new one open and never know
 
     def pipe():
-        ends.append(forking.Pipe())
-        return ends[-1]
+        with lock:
+            ends.append(forking.Pipe())
+            return ends[-1]
 
     def work(*arguments):
         for ours, _ in ends:
@@ -142,10 +145,15 @@ def forked_workers(monkeypatch):
         sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))  # not pytest's own
         local_pool.work(*arguments)
 
-    def process(target, **options):
-        return forking.Process(target=work, **options)
+    class Process(forking.Process):
+        def __init__(self, target, **options):
+            super().__init__(target=work, **options)
 
-    monkeypatch.setattr(local_pool, "get_context", lambda _: SimpleNamespace(Pipe=pipe, Process=process))
+        def start(self):
+            with lock:
+                super().start()
+
+    monkeypatch.setattr(local_pool, "get_context", lambda _: SimpleNamespace(Pipe=pipe, Process=Process))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
         yield
