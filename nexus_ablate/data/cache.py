@@ -231,17 +231,19 @@ def _build(
         if built is None:
             raise StorageError(f"{aside} does not contain what was written", "other content", "check the disk")
         _require_length(built, context)
-        while (published := _open(final, name, corpus)) is None:
-            damaged = aside.with_name(f"{aside.name}-damaged")
-            with contextlib.suppress(FileNotFoundError):  # there was none, or another process moved it first
-                os.rename(final, damaged)
-                shutil.rmtree(damaged)
+        while True:
             try:
                 os.rename(aside, final)
+                return built
             except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # another process was faster
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
-        return published
+            if published := _open(final, name, corpus):  # another process was faster
+                return published
+            damaged = aside.with_name(f"{aside.name}-damaged")
+            with contextlib.suppress(FileNotFoundError):  # another process moved it first
+                os.rename(final, damaged)
+                shutil.rmtree(damaged)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 from options import EVERY_OPTION
 
+from nexus_ablate.measure.probe import evaluation_mode
 from nexus_ablate.model import build_model
 from nexus_ablate.training.step import Step, forget_programs
 
@@ -41,7 +42,8 @@ def steps(tiny, device, override, compiled="off"):
         step.compile(ROWS)
     for number in range(3):
         step.take(number, ROWS)
-    after = step.window_losses(ROWS).tolist()
+    with evaluation_mode(step.model):
+        after = step.window_losses(ROWS).tolist()
     return np.array([*((seen.loss, seen.norm) for seen in step.read()), after])
 
 
