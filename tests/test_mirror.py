@@ -28,7 +28,7 @@ track.mirror.INIT_TIMEOUT = init_timeout
 said = []
 begun = time.perf_counter()
 tracker = track.start_tracker(Option(name, {"project": "p", "entity": "none"}), Path(run_dir), said.append,
-                              patience=patience)
+                              said.append, patience=patience)
 log = Path(run_dir, "metrics.jsonl")
 log.write_text("".join(log.read_text().splitlines(True)[:first]))  # as a resumed run does
 with log.open("a") as file:

@@ -15,6 +15,7 @@ from nexus_ablate.cli import main
 from nexus_ablate.planning.cores_and_gpus import Places, places_for
 from nexus_ablate.planning.preview import _total
 from nexus_ablate.runs import find_runs, read_run
+from nexus_ablate.runs.lookup import id_of
 from nexus_ablate.runs.record import write_summary
 from nexus_ablate.training.device import IdleCores
 
@@ -67,6 +68,32 @@ def test_a_second_command_has_the_exit_status_of_the_failed_run(tiny_run, forked
         weights.unlink()
     assert main(["study", "mine", *how]) == errors.CHECKPOINT
     assert main(["study", "mine", *how]) == errors.CHECKPOINT, "nothing is run again"
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("", "WARN W&B has no key on this machine: set WANDB_API_KEY or run `wandb login`"),
+        ("a" * 40, "WARN W&B failed (ConnectionError: run {id} is gone); nothing is lost: `nexus-ablate sync {study}`"),
+    ],
+    ids=["no key", "failed"],
+)
+def test_a_study_prints_once_what_wandb_lacks_of_its_runs(
+    key, expected, tiny_run, forked_workers, tmp_path, monkeypatch, capsys
+):
+    def refuse(settings, config):
+        raise ConnectionError(f"run {config['id']} is gone")
+
+    for name in ("WANDB_MODE", "WANDB_IDENTITY_TOKEN_FILE", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("WANDB_API_KEY", key)
+    monkeypatch.setattr("nexus_ablate.track.upload.begin", refuse)
+    words = ["study", "mine", "vary.norm=layer", "seeds=0", "--workers", "1", *tiny_run(), "tracker=wandb"]
+    assert main(words) == 0
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("WARN W&B")]
+    runs = find_runs([tmp_path / "runs/mine"])
+    assert any(line.startswith(expected.format(id=id_of(run), study=tmp_path / "runs/mine")) for run in runs), line
 
 
 def test_under_another_name_an_arm_is_matched_to_the_new_baseline_and_has_no_history(tiny_run, instant, tmp_path):

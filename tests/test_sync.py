@@ -199,7 +199,7 @@ def pictures(run):
 
 def test_a_run_that_has_ended_is_skipped_while_its_mirror_still_sends_it(server, study, command):
     path, said = study.run("tracker=wandb"), []
-    with start_tracker(Option("wandb", {"project": "p", "entity": "none"}), path, said.append) as mirror:
+    with start_tracker(Option("wandb", {"project": "p", "entity": "none"}), path, said.append, said.append) as mirror:
         while not said:  # W&B has not accepted it
             time.sleep(0.05)
             mirror.row_written()

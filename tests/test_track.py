@@ -184,7 +184,7 @@ class Training:
         self.path, self.say = path, say
 
     def start(self, name="wandb", patience=5.0):
-        return start_tracker(option(name), self.path, self.say, patience)
+        return start_tracker(option(name), self.path, self.say, self.say, patience)
 
     def row(self, step, **more):
         with (self.path / "metrics.jsonl").open("a") as log:
@@ -274,7 +274,7 @@ def test_wandb_writes_through_no_link(training, fake, lines, tmp_path):
 
 def test_names_and_tags_that_wandb_would_refuse_are_cut(tmp_path, fake, keyed):
     path = Writer(tmp_path, "s" * 200).run("norm=layer", folder="a" * 200, state="running")
-    start_tracker(option("wandb"), path, print, 5.0).finish("finished", {})
+    start_tracker(option("wandb"), path, print, print, 5.0).finish("finished", {})
     settings, _ = fake.inits[0]
     assert len(settings["run_name"]) == len(settings["run_group"]) == 128
     assert max(map(len, settings["run_tags"])) <= 64
@@ -498,7 +498,7 @@ def test_an_error_in_the_middle_is_said_once_and_ends_the_copy(training, fake, l
 
 
 def test_a_run_directory_that_cannot_be_read_ends_the_copy_only(fake, lines, keyed):
-    with start_tracker(option("wandb"), Path("/nowhere"), lines.append) as tracker:
+    with start_tracker(option("wandb"), Path("/nowhere"), lines.append, lines.append) as tracker:
         tracker.row_written()
     assert len(lines) == 1 and lines[0].startswith("W&B failed (FileNotFoundError: ") and fake.inits == []
 

@@ -24,6 +24,7 @@ from nexus_ablate.execution.state_table import table
 from nexus_ablate.execution.worker import JobResult
 from nexus_ablate.planning.jobs import Job
 from nexus_ablate.runs import has_status
+from nexus_ablate.runs.lookup import name_to_type
 from nexus_ablate.track.run_on_wandb import project_page
 
 REFRESH_SECONDS = 0.5
@@ -52,6 +53,7 @@ class JobProgress:
         self._running: dict[Path, tuple[int, Job]] = {}
         self._paths: dict[Path, Path] = {}
         self._pages = {""}
+        self._warnings: set[str] = set()
         self._live: Any = None
         self._total = self._done = self._started = self._ended_before = 0
         self._began = self._drawn = 0.0
@@ -117,6 +119,8 @@ class JobProgress:
         self._done += 1
         state = self._keep(job, result)
         self._paths[job.path] = result.path or job.path
+        for warning in result.warnings:
+            self._warn(warning.replace(name_to_type(self._paths[job.path]), shlex.quote(nearer(self.directory))))
         with suppress(errors.UserError):  # the next upload reports a damaged file
             page = project_page(self._paths[job.path])
             if page not in self._pages:
@@ -134,6 +138,13 @@ class JobProgress:
         before, after = f"job {number}/{self._total}", "  ".join(filter(None, parts))
         room = max(SHORTEST_NAME, self._console.width - len(before) - len(after) - 4)
         self.say(f"{before}  {middle(job.name, room)}  {after}")
+
+    def _warn(self, text: str) -> None:
+        """Print a warning of a run, once for all runs that have it; what they have between brackets may differ."""
+        kind = text.partition(" (")[0]
+        if kind not in self._warnings:
+            self._warnings.add(kind)
+            self.say(f"WARN {text}")
 
     def tick(self) -> None:
         """Redraw the running runs and the time left, if a redraw is due."""

@@ -8,7 +8,8 @@ import signal
 import sys
 import threading
 import traceback
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from multiprocessing import connection, parent_process
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from nexus_ablate import errors
 from nexus_ablate.config.plugins import VARIABLE as PLUGINS
 from nexus_ablate.errors import AGAIN, ConfigError
-from nexus_ablate.masking import masked_streams
+from nexus_ablate.masking import mask, masked_streams
 from nexus_ablate.planning.jobs import Job
 from nexus_ablate.provenance import source_hash
 from nexus_ablate.runs import open_regular
@@ -32,11 +33,13 @@ class JobResult:
         status: The exit status that the run would have on its own.
         reason: Why the status is not 0.
         path: The run directory, if it is not the job's (`rerun=on` makes a new one).
+        warnings: What the run warned of, where nobody has seen it.
     """
 
     status: int
     reason: str = ""
     path: Path | None = None
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,8 +67,11 @@ class Task:
         plugins = os.environ.get(PLUGINS, "")
         return cls(overrides, job.arm, job.path, job.conditions | conditions, source_hash(), plugins)
 
-    def train(self, brief: bool = True) -> JobResult:
-        """Train the run in this process; `brief`: print messages and progress, otherwise nothing.
+    def train(self, warned: Callable[[str], None] | None = None) -> JobResult:
+        """Train the run in this process.
+
+        Args:
+            warned: Takes each warning, and nothing is printed. Default: messages and progress are printed.
 
         Raises:
             UserError: The run ended with a status other than 0.
@@ -85,7 +91,13 @@ class Task:
             got = f"{id_of(self.path)} then, {identity.hash8} now"
             raise ConfigError("the run's options, data or plugin changed while it was queued", got, AGAIN)
         outcome = train(
-            config, self.overrides, quiet=not brief, brief=brief, arm=self.arm, run_conditions=self.conditions
+            config,
+            self.overrides,
+            quiet=warned is not None,
+            brief=True,
+            arm=self.arm,
+            run_conditions=self.conditions,
+            warned=warned,
         )
         return JobResult(outcome.status, path=outcome.path)
 
@@ -130,14 +142,15 @@ def work(pipe: connection.Connection, threads: int | None, leases: bool, log: Pa
             task: Task = pipe.recv()
         except EOFError:
             return
+        warnings: list[str] = []
         with masked_streams():
             try:
-                result = task.train(brief=log is None)
+                result = task.train(None if log is None else warnings.append)
             except Exception as error:
                 result = result_of(error)
         gc.collect()
         reset_peak_memory()
-        pipe.send(result)
+        pipe.send(replace(result, warnings=tuple(mask(line) for line in warnings)))
 
 
 def reset_peak_memory() -> bool:

@@ -66,6 +66,7 @@ class WandbTracker(Tracker):
         start: Opens the W&B run.
         run_dir: The run directory, for messages.
         say: Takes one line for the user; called on the caller's thread only.
+        warn: The same, for a line that says what W&B lacks.
         patience: Seconds that `finish` waits.
     """
 
@@ -74,10 +75,11 @@ class WandbTracker(Tracker):
         start: Callable[[], Upload],
         run_dir: Path,
         say: Callable[[str], None],
+        warn: Callable[[str], None],
         patience: float,
     ) -> None:
-        self._start, self._run_dir, self._say, self._patience = start, run_dir, say, patience
-        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._start, self._run_dir, self._say, self._warn, self._patience = start, run_dir, say, warn, patience
+        self._lines: queue.SimpleQueue[tuple[Callable[[str], None], str]] = queue.SimpleQueue()
         self._news = threading.Event()
         self._end: tuple[str, Mapping[str, Any]] | None = None
         self._thread = threading.Thread(target=self._mirror, name="wandb-mirror", daemon=True)
@@ -95,12 +97,14 @@ class WandbTracker(Tracker):
         patience = min(self._patience, PREEMPTED_PATIENCE) if status == "preempted" else self._patience
         self._thread.join(patience)
         if self._thread.is_alive():
-            self._lines.put(f"W&B did not answer within {patience:g} s, so the upload was stopped; {self._where()}")
+            late = f"W&B did not answer within {patience:g} s, so the upload was stopped; {self._where()}"
+            self._lines.put((self._warn, late))
         self._speak()
 
     def _speak(self) -> None:
         while not self._lines.empty():
-            self._say(self._lines.get())
+            speak, line = self._lines.get()
+            speak(line)
 
     def _where(self) -> str:
         return f"nothing is lost: `nexus-ablate sync {name_to_type(self._run_dir)}` sends the rest"
@@ -110,7 +114,7 @@ class WandbTracker(Tracker):
             with only_sender(self._run_dir):
                 upload = self._start()
                 place = upload.url or f"offline; `nexus-ablate sync {name_to_type(self._run_dir)}` sends the run later"
-                self._lines.put(f"W&B: {place}")
+                self._lines.put((self._say, f"W&B: {place}"))
                 while True:
                     self._news.wait()
                     self._news.clear()
@@ -118,13 +122,14 @@ class WandbTracker(Tracker):
                         return upload.close(*self._end)
                     upload.bring()
         except Exception as error:
-            self._lines.put(f"W&B failed ({failure(error)}); {self._where()}")
+            self._lines.put((self._warn, f"W&B failed ({failure(error)}); {self._where()}"))
 
 
 def start_tracker(
     option: Option,
     run_dir: Path,
     say: Callable[[str], None],
+    warn: Callable[[str], None],
     patience: float = PATIENCE,
 ) -> Tracker:
     """Start copying a run; returns at once.
@@ -133,13 +138,14 @@ def start_tracker(
         option: The chosen `tracker` option.
         run_dir: The run directory, from which the run's data for W&B is read.
         say: Takes one line for the user.
+        warn: The same, for a line that says what W&B lacks.
         patience: Seconds that `finish` may wait for W&B.
     """
     mode = resolve_mode(option)
     if mode == "files":
         return FilesTracker()
     if mode == "wandb" and not credentials():  # W&B would ask for a key, and the run would wait for it
-        say(f"{NO_KEY}: {LOG_IN}; the run directory has every row")
+        warn(f"{NO_KEY}: {LOG_IN}; the run directory has every row")
         return FilesTracker()
 
     def start() -> Upload:
@@ -149,4 +155,4 @@ def start_tracker(
         # W&B gives up before finish() does. This also limits its work when the process exits.
         return Upload(record, place, online, run_dir, INIT_TIMEOUT, patience / 2)
 
-    return WandbTracker(start, run_dir, say, patience)
+    return WandbTracker(start, run_dir, say, warn, patience)

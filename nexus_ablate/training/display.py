@@ -8,6 +8,7 @@ import math
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -57,12 +58,20 @@ class Display:
         stream: Default: standard error.
         quiet: Print nothing.
         brief: Print messages alone, for a run among many: its launcher prints a line before and one after.
+        warned: Takes each warning too, for a launcher that hears nothing else.
     """
 
-    def __init__(self, stream: TextIO | None = None, quiet: bool = False, brief: bool = False) -> None:
+    def __init__(
+        self,
+        stream: TextIO | None = None,
+        quiet: bool = False,
+        brief: bool = False,
+        warned: Callable[[str], None] | None = None,
+    ) -> None:
         self.stream: TextIO = _Nowhere() if quiet else stream or sys.stderr
         self.console = open_console(file=self.stream)
         self.brief = brief
+        self._warned = warned
         self._bar: Any = None
         self._steps = 0
         self._drawn = 0.0
@@ -73,6 +82,12 @@ class Display:
             self._bar.write(printable(line), file=self.stream)
         else:
             print(printable(line), file=self.stream, flush=True)
+
+    def warn(self, line: str) -> None:
+        """Print one line about something that did not happen as asked."""
+        self.say(line)
+        if self._warned is not None:
+            self._warned(line)
 
     def before(self, facts: dict[str, str]) -> None:
         """Print the run's facts as a table; of a run among many nothing, because its launcher has named it."""

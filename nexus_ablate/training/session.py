@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,7 @@ def train(
     brief: bool = False,
     arm: str = "",
     run_conditions: dict[str, Any] | None = None,
+    warned: Callable[[str], None] | None = None,
 ) -> Outcome:
     """Train one run: start it, resume it, or return the saved result if it is already finished.
 
@@ -85,6 +87,7 @@ def train(
         brief: Print messages and progress only, for a run among many.
         arm: The arm's name in its study. Default: the run's differences from the default configuration.
         run_conditions: Saved in env.json: what else was running on the machine.
+        warned: Takes each warning, printed or not.
 
     Returns:
         The outcome. In a distributed run only the first process gets the summary.
@@ -98,7 +101,8 @@ def train(
     with join(where, device_of(config.train)) as world:
         if not world.leads:
             return _follow(world, config)
-        return _lead(world, config, overrides or [], Display(quiet=quiet, brief=brief), arm, run_conditions or {})
+        display = Display(quiet=quiet, brief=brief, warned=warned)
+        return _lead(world, config, overrides or [], display, arm, run_conditions or {})
 
 
 def _follow(world: World, config: RunConfig) -> Outcome:
@@ -163,7 +167,7 @@ def _lead(
             if config.evals:
                 summary = evaluate(run.path, config.evals)
                 if summary != record.summary:
-                    refresh(run.path, display.say)
+                    refresh(run.path, display.warn)
             world.share(b"")
             display.after(run.path, summary, already_finished=True)
             return Outcome(errors.OK, run.path, summary, already_finished=True)
@@ -271,7 +275,7 @@ def _train(
     z_hashes = "\n".join(f"{name} {z}" for name, z in sorted(model.z_hashes.items()))
     model.to(world.device)
     signal = None if "run" in config.init.keys else initial_signal(model)
-    tracker = start_tracker(config.tracker, run.path, display.say)
+    tracker = start_tracker(config.tracker, run.path, display.say, display.warn)
     try:
         with StopRequest() as stop:
             trainer = Trainer(config, model, data, run, tracker, display, stop, world)

@@ -114,7 +114,7 @@ class Trainer:
                 forget_programs()
                 uncompiled = self.step.compile(self.batches.batch(self.progress.step))
             if uncompiled:
-                self.display.say(f"training without torch.compile, which failed: {uncompiled}")
+                self.display.warn(f"training without torch.compile, which failed: {uncompiled}")
                 self.run.log(f"torch.compile failed: {uncompiled}")
         if self.progress.step == 0:
             self._record()
@@ -307,7 +307,7 @@ class Trainer:
             self.run.restore({})
             return
         for line in loaded.skipped:
-            self.display.say(f"skipped a damaged checkpoint: {line}")
+            self.display.warn(f"skipped a damaged checkpoint: {line}")
         checkpoint.discard_newer(self.run.checkpoints, loaded.step)
         self.model.load_state_dict(loaded.tensors["model"])
         self.step.optimizer.load(loaded.tensors.get("optimizer", {}))  # after the last step there is none
