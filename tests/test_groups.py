@@ -162,4 +162,5 @@ def test_a_mistake_is_three_lines_before_a_directory_is_made(groups, problem, ti
     assert main(tiny_run(f"optim.groups={groups}")) == errors.CONFIG
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == f"error: {problem}" and len(lines) == 3 and groups in lines[1]
+    assert lines[2] != "  try: optim.groups=[]", "that takes nothing by role"
     assert not (tmp_path / "runs").exists()

@@ -153,6 +153,7 @@ SEEDS = "seeds: [0, 1, 2, 3, 4]"
         ({"arms": None, "factors": {"norm": "rms"}}, "factors: {norm: [layer, rms]}"),
         ({"arms": ["norm=layer seed=3"]}, "pass it on the command line of a launch"),
         ({"baseline": ["train.device=cpu"]}, "pass it on the command line of a launch"),
+        ({"arms": {"rms": "norm=rms", "flat": "norm"}}, "norm=layer, or [norm=rms, bias=on]"),
         ({"baseline": {"norm": "rms"}}, "norm=layer, or [norm=rms, bias=on]"),
         ({"question": None}, "question: is it better?"),
         ({"factor": {"norm": ["rms"]}}, "factors: {norm: [rms]}"),
@@ -180,6 +181,13 @@ SEEDS = "seeds: [0, 1, 2, 3, 4]"
 def test_the_message_names_a_value_that_works(values, fix):
     text = message(FILE | values)
     assert text.splitlines()[-1] == f"  try: {fix}"
+
+
+def test_arms_may_be_a_mapping_of_their_names():
+    mapping = {"a": "norm=layer", "b": ["bias=on", "placement=post"]}
+    listed = [{"name": name, "overrides": overrides} for name, overrides in mapping.items()]
+    study = decode_file(FILE | {"arms": mapping})
+    assert study == decode_file(FILE | {"arms": listed}) and [arm.name for arm in study.arms] == ["a", "b"]
 
 
 def test_keys_that_a_launch_writes_are_never_suggested():

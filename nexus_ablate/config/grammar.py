@@ -87,7 +87,7 @@ class Constraint:
             if canonical is not REFUSED:
                 is_switch = canonical in ("on", "off") and set(self.words) == {"on", "off"}
                 return canonical == "on" if is_switch else canonical
-        near = self.near(value)
+        near = "[embedding:lr:0.1]" if self.text == BY_ROLE else self.near(value)
         raise ConfigError(f"{key} takes {self.text}", show(value), f"{key}={near}" if near else self.text)
 
     def near(self, value: object) -> str:

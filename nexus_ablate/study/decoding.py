@@ -72,7 +72,7 @@ def decode_file(values: Mapping[str, Any], typed: Collection[str] = ()) -> Study
             f"study {values.get('name')} needs factors or arms", "neither", "factors: {norm: [layer, rms]}"
         )
     if factors and arms:
-        got = f"factors {in_yaml(factors)} beside {several(len(arms) if isinstance(arms, list) else 1, 'arm')}"
+        got = f"factors {in_yaml(factors)} beside {several(len(arms) if isinstance(arms, list | dict) else 1, 'arm')}"
         raise ConfigError(
             f"study {values.get('name')} needs factors or arms",
             got,
@@ -132,7 +132,10 @@ def _written_out(values: Mapping[str, Any]) -> dict[str, Any]:
     full["baseline"] = overrides_of(full.get("baseline", []), "the baseline")
     if isinstance(factors := full.get("factors"), dict):
         full["factors"] = {name: _levels(name, levels) for name, levels in factors.items()}
-    if isinstance(arms := full.get("arms"), list):
+    arms = full.get("arms")
+    if isinstance(arms, dict):
+        arms = [{"name": str(name), "overrides": overrides} for name, overrides in arms.items()]
+    if isinstance(arms, list):
         full["arms"] = [_arm(entry) for entry in arms]
     full.setdefault("design", "one_at_a_time" if full.get("factors") else "list")
     full["endpoints"] = _endpoints(values)
@@ -171,7 +174,7 @@ def _levels(name: str, levels: Any) -> Any:
 
 
 def _arm(entry: Any) -> dict[str, Any]:
-    """An arm, from overrides or `{name: swiglu, overrides: ffn=swiglu}`."""
+    """An arm, from overrides or `{name: swiglu, overrides: ffn=swiglu}`; `arms: {swiglu: ffn=swiglu}` is the same."""
     if not isinstance(entry, dict):
         return {"overrides": overrides_of(entry)}
     if "overrides" not in entry:
@@ -179,7 +182,7 @@ def _arm(entry: Any) -> dict[str, Any]:
             "a named arm has a name and overrides", in_yaml(entry), "{name: swiglu, overrides: ffn=swiglu}"
         )
     arm = {name: value for name, value in entry.items() if value is not None}
-    return arm | {"overrides": overrides_of(entry["overrides"])}
+    return arm | {"overrides": overrides_of(entry["overrides"], f"arm {entry.get('name') or ''}".rstrip())}
 
 
 def _endpoints(values: Mapping[str, Any]) -> list[dict[str, Any]]:
