@@ -135,7 +135,8 @@ UNLIKE_TOKENS = [
     ("seed", MORE, "new +200.0%"),
     ("none", MORE, "new +200.0%"),
     ("seed", MIXED, "new -99.9% at seed 3"),
-    ("none", MIXED, "new -20.0%"),
+    ("none", MIXED, "new -99.9%"),
+    ("none", ["5e5", "1.5e6", "1e6", "5e5", "1.5e6"], "new -50.0%"),
 ]
 
 
