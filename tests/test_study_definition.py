@@ -543,3 +543,23 @@ def test_counts_agree_with_a_run_s(tiny):
     assert larger.memory_bytes > cost.memory_bytes
     by_flops = cost_of(tiny(f"train.flops={10 * cost.flops_per_token * config.resolved.tokens_per_step}"))
     assert by_flops.steps * 16 * 8 >= 10 * 4 * 8
+
+
+@pytest.mark.parametrize(
+    ("there", "words", "problem"),
+    [
+        ("mine@shallow", ["vary.norm=layer"], "study mine was launched in strata, and has none now"),
+        ("mine", ["vary.norm=layer", "strata.bias=on,off"], "study mine has strata, and there is a folder of its"),
+        ("other", ["vary.norm=layer"], ""),
+        ("other@shallow", ["vary.norm=layer", "strata.bias=on,off"], ""),
+    ],
+)
+def test_a_study_never_stands_beside_strata_of_its_name(there, words, problem, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / there).mkdir(parents=True)
+    words = ["plan", "mine", *words, "seeds=0", "model=femto"]
+    status = main(words)
+    said = capsys.readouterr().err
+    assert (status, problem in said) == (errors.CONFIG if problem else 0, True)
+    fix = said.splitlines()[2].removeprefix("  try: ") if problem else ""
+    assert not problem or main([*words, fix]) == 0

@@ -190,8 +190,8 @@ def _schedule(table: _Table) -> Check:
 def _budget(figure: str, table: _Table) -> Check | None:
     """A relative difference to the baseline: reported above 1%; above 5% it breaks a declared match.
 
-    The difference is that of the pair that differs most; where runs share no seeds, any two are a pair. Means are compared
-    of seconds, which vary between runs.
+    The difference is that of the pair that differs most; where runs share no seeds, any two are a pair. Means are
+    compared of seconds, which vary between runs.
     """
     match, baseline = table.terms.study.match, table.baseline
     if table.terms.is_listed:

@@ -114,6 +114,7 @@ def read_request(words: list[str]) -> Request:
     study = structs.replace(study, baseline=merged(study.baseline, typed.overrides))
     check_overrides(study.baseline, sweeps=False, beside=_TYPED)
     _check_against_strata(study, typed.overrides, words)
+    _check_folder(study, runs_dir)
     return Request(study, typed.launch)
 
 
@@ -185,6 +186,22 @@ def _launched_strata(directory: Path) -> list[str]:
             strata[study.name] = study.all_strata
     names = [f"{directory.name}@{stratum}" for stratum in next(iter(strata.values()), [])]
     return names if strata.keys() == {*names} else []
+
+
+def _check_folder(study: Study, runs_dir: Path) -> None:
+    """Check that a study has a folder of its own or folders of its strata: with both, its name would mean the first.
+
+    Raises:
+        ConfigError: It would have both.
+    """
+    directory = runs_dir / study.name
+    there = with_strata(directory)
+    fix = f"name={study.name}_2"
+    if study.strata and directory.exists():
+        raise ConfigError(f"study {study.name} has strata, and there is a folder of its name", str(directory), fix)
+    if not study.strata and there != [directory]:
+        names = ", ".join(folder.name for folder in there)
+        raise ConfigError(f"study {study.name} was launched in strata, and has none now", names, fix)
 
 
 def _stratum(whole: Request, stratum: str) -> Request:
