@@ -549,7 +549,7 @@ def test_counts_agree_with_a_run_s(tiny):
     ("there", "words", "problem"),
     [
         ("mine@shallow", ["vary.norm=layer"], "study mine was launched in strata, and has none now"),
-        ("mine", ["vary.norm=layer", "strata.bias=on,off"], "study mine has strata, and there is a folder of its"),
+        ("mine", ["vary.norm=layer", "strata.bias=on,off"], "study mine was launched without strata, and has some now"),
         ("other", ["vary.norm=layer"], ""),
         ("other@shallow", ["vary.norm=layer", "strata.bias=on,off"], ""),
     ],
@@ -557,6 +557,7 @@ def test_counts_agree_with_a_run_s(tiny):
 def test_a_study_never_stands_beside_strata_of_its_name(there, words, problem, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / there).mkdir(parents=True)
+    (tmp_path / "runs" / there / "study.yaml").write_text("seeds: [0]\narms: []\n")
     words = ["plan", "mine", *words, "seeds=0", "model=femto"]
     status = main(words)
     said = capsys.readouterr().err

@@ -197,8 +197,8 @@ def _check_folder(study: Study, runs_dir: Path) -> None:
     directory = runs_dir / study.name
     there = with_strata(directory)
     fix = f"name={study.name}_2"
-    if study.strata and directory.exists():
-        raise ConfigError(f"study {study.name} has strata, and there is a folder of its name", str(directory), fix)
+    if study.strata and (directory / "study.yaml").exists():
+        raise ConfigError(f"study {study.name} was launched without strata, and has some now", str(directory), fix)
     if not study.strata and there != [directory]:
         names = ", ".join(folder.name for folder in there)
         raise ConfigError(f"study {study.name} was launched in strata, and has none now", names, fix)
