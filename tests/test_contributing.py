@@ -96,3 +96,19 @@ def test_a_sample_of_the_tests_ends_in_time_and_says_how_many_it_left_out():
 def test_tests_of_ctrl_c_pass_in_a_job_in_the_background_too():
     case = "tests/faults/test_signals.py::test_signals_after_the_save_leave_the_exit_status_at_75"
     assert "2 passed" in pytest_in_the_background(case)
+
+
+def test_every_file_that_the_layout_names_is_there():
+    """Those in brackets: the first word of each, and what has an underscore."""
+    layout = (ROOT / "CONTRIBUTING.md").read_text().partition("## Layout")[2].partition("\nA module imports")[0]
+    lines = layout.partition("nexus_ablate/\n")[2].splitlines()
+    entries = re.split(r"\n {6}(?=\S)", "\n" + "\n".join(lines))[1:]
+    named = []
+    for entry in entries:
+        room = entry.split()[0]
+        named += re.findall(r"[a-z_]+\.py", entry)
+        for bracket in re.findall(r"\(([^)]*)\)", entry):
+            files = {re.match(r"\w+", bracket).group(), *re.findall(r"\b[a-z]+_[a-z_]+", bracket)} - {"the"}
+            named += [f"{room}{file}.py" for file in files]
+    assert len(named) > 70
+    assert [file for file in named if not (ROOT / "nexus_ablate" / file).exists()] == []
