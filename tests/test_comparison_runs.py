@@ -620,6 +620,10 @@ def test_the_outermost_rate_is_not_judged_before_the_next_one_was_tried(writer):
         around(writer, *arm, lowest=1.4 if arm else 0)
     planned(writer)
     assert row(compare(writer.root), "norm=layer").word == "INCOMPLETE"
+    around(writer, "norm=layer", steps=(2,), state="running")
+    comparison = compare(writer.root)
+    assert [r.arm for r in comparison.rows] == ["baseline", "norm=layer"], "the next rate is no arm of its own"
+    assert len(comparison.excluded) == 5
 
 
 def test_a_rate_at_which_a_run_failed_to_train_is_neither_chosen_nor_a_neighbour(writer):

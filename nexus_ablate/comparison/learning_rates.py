@@ -6,13 +6,14 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 
 from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.differences import config_hash
 from nexus_ablate.comparison.failures import failure
-from nexus_ablate.comparison.load import Trained
+from nexus_ablate.comparison.load import Excluded, Trained
 from nexus_ablate.comparison.terms import Terms
 
 CRITERION = "val_loss"
@@ -23,10 +24,13 @@ FURTHER_RATES = 2
 """Rates that are tried beyond these at the most, while the lowest mean loss is at the outermost."""
 
 
-def joined(arms: list[Arm], studies: Mapping[str, Terms]) -> list[Arm]:
+def joined(
+    arms: list[Arm], left_out: Iterable[Excluded], studies: Mapping[str, Terms]
+) -> tuple[list[Arm], list[Excluded]]:
     """The arms of the studies, where one with a learning-rate grid has runs of each arm in a folder per rate.
 
-    Such an arm gets its tuning runs and the runs of the claim by rate; `at_own_rate` says which of these count.
+    Such an arm gets its tuning runs and the runs of the claim by rate; `at_own_rate` says which of these count. Its
+    runs without a result get its name.
     """
     names: dict[str, dict[str, str]] = {}  # of a study's arms by the hash of their configuration
     for place, terms in studies.items():
@@ -35,12 +39,20 @@ def joined(arms: list[Arm], studies: Mapping[str, Terms]) -> list[Arm]:
             fixed = {hashes[-1]: name for name, hashes in terms.study.configs.items()}
             # an earlier version fixed none: the runs in the folders of the arms say it
             names[place] = fixed or {config_hash(arm.config, terms.study): arm.name for arm in planned}
+
+    def owner_of(config: dict[str, Any], place: str) -> str | None:
+        return names[place].get(config_hash(config, studies[place].study)) if config and place in names else None
+
+    named = []
+    for out in left_out:
+        owner = owner_of(out.config, out.path.parent.parent.name)
+        named.append(out if owner is None else replace(out, arm=owner))
     result: list[Arm] = []
     owned: dict[tuple[str, str], Arm] = {}
     for arm in arms:
         place = min(arm.studies & names.keys(), default="")
         study = studies.get(place, Terms()).study
-        owner = names.get(place, {}).get(config_hash(arm.config, study))
+        owner = owner_of(arm.config, place)
         if owner is None:
             result.append(arm)
             continue
@@ -54,7 +66,7 @@ def joined(arms: list[Arm], studies: Mapping[str, Terms]) -> list[Arm]:
                 whole.tuning.append(run)
             else:
                 at_rate[seed] = run
-    return result
+    return result, named
 
 
 def at_own_rate(arm: Arm, seeds: Collection[int] | None = None) -> Arm:

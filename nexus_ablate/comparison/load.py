@@ -32,6 +32,7 @@ class Excluded:
     arm: str = ""
     seed: int | None = None
     state: str = ""
+    config: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ def _read(path: Path) -> Trained | Excluded:
                 text += f" at step {step} of {steps}" if steps else f" at step {step}"
             if reason := record.status.get("reason"):
                 text += f": {reason}"
-            return Excluded(path, printable(text, 200), **place)
+            return Excluded(path, printable(text, 200), **place, config=record.config or {})
         run = Trained(
             record=record,
             curves=read_curves(path / "metrics.jsonl"),

@@ -57,8 +57,8 @@ def compare_stratum(
     paths = [dirs] if isinstance(dirs, str | Path) else dirs
     collection = collect(Path(path) for path in paths)
     arms, duplicates = group(collection)
-    excluded = collection.excluded + duplicates
-    base, others, terms = against_baseline(joined(arms, collection.terms), excluded, collection.terms, baseline)
+    arms, excluded = joined(arms, collection.excluded + duplicates, collection.terms)
+    base, others, terms = against_baseline(arms, excluded, collection.terms, baseline)
     base, *others = [at_own_rate(each) for each in (base, *others)]
     shown = [other for other in others if arm in (None, other.name, other.label)]
     if arm is not None and not shown:
