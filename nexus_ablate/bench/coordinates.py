@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_hook
 
 from nexus_ablate.config.compose import compose
+from nexus_ablate.config.rules import check_vocabulary
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.measure.probe import evaluation_mode
@@ -63,6 +64,7 @@ def configurations(overrides: list[str], widths: list[int]) -> list[RunConfig]:
         ConfigError: A width is not a multiple of the width of a head, or a configuration cannot be run.
     """
     base = compose(overrides)
+    check_vocabulary(base, VOCABULARY)
     head_dim, rate = base.resolved.head_dim, f"optim.lr={base.schedule.lr}"  # one rate for all widths
     for width in widths:
         if width % head_dim:

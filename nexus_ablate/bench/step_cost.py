@@ -12,6 +12,7 @@ import torch
 
 from nexus_ablate.bench.timing import MOST_PROGRAMS, Spread, clock_of, in_turn, product_rate, ratios, spread
 from nexus_ablate.config.compose import compose
+from nexus_ablate.config.rules import check_vocabulary
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.data import prepare
 from nexus_ablate.model import build_model
@@ -174,9 +175,11 @@ def running(config: RunConfig, vocab_size: int | None = None) -> Iterator[Traine
         vocab_size: The model's vocabulary size, at least the data's, which is the default.
 
     Raises:
-        ConfigError: The run should be compiled, but torch.compile doesn't work on this machine.
+        ConfigError: The embedding is smaller than the tokenizer, or the run should be compiled, but torch.compile
+            doesn't work on this machine.
     """
     data = prepare(config.data, context=config.model.context)
+    check_vocabulary(config, data.vocab_size)
     ident = identity(config.science(), "bench", "0", {})
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -76,6 +76,15 @@ def check_rules(config: RunConfig) -> None:
         raise ConfigError("experiment is the name of a folder: letters, digits, . _ @ -", config.experiment, fix)
 
 
+def check_vocabulary(config: RunConfig, tokens: int) -> None:
+    """Check that the embedding has a row for each of the tokenizer's tokens."""
+    if config.vocab_size == "auto" or config.vocab_size >= tokens:
+        return
+    got = f"vocab_size={config.vocab_size}, the tokenizer has {tokens} tokens"
+    fix = "use the model's own tokenizer.json" if "run" in config.init.keys else "vocab_size=auto"
+    raise ConfigError("the embedding is smaller than the tokenizer", got, fix)
+
+
 def check_layers(layers: object, n_layers: int) -> None:
     """Check that a list of layers names each layer of the model at most once.
 

@@ -11,6 +11,7 @@ from typing import Protocol
 from nexus_ablate import errors
 from nexus_ablate.comparison.learning_rates import FURTHER_RATES
 from nexus_ablate.config.compose import compose
+from nexus_ablate.config.rules import check_vocabulary
 from nexus_ablate.console import several
 from nexus_ablate.data import prepare
 from nexus_ablate.execution.job_progress import JobProgress
@@ -72,6 +73,7 @@ def check(request: Request, amend: bool, retrain: bool) -> tuple[Runs, str]:
             for config in configs.values():
                 if config.data == option:
                     check_passes(config, len(text.train))
+                    check_vocabulary(config, text.vocab_size)
     if amend:
         check_probes(study.name, first)
     return runs, by_other_code

@@ -15,6 +15,7 @@ from nexus_ablate.comparison.learning_rates import FURTHER_RATES, RATES
 from nexus_ablate.comparison.statistics import detectable_difference, fewest_failures, half_width
 from nexus_ablate.comparison.terms import Terms
 from nexus_ablate.comparison.verdict import CLAIM_SEEDS, interval_name
+from nexus_ablate.config.rules import check_vocabulary
 from nexus_ablate.console import several
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.measure.regime import Regime, check_passes, regime_of
@@ -103,10 +104,16 @@ class StudyPlan:
 
 
 def make_plan(runs: Runs, where: Places) -> StudyPlan:
-    """Count runs and costs, and measure a speed if none is recorded. Writes nothing."""
+    """Count runs and costs, and measure a speed if none is recorded. Writes nothing.
+
+    Raises:
+        ConfigError: An embedding is smaller than its tokenizer.
+    """
     from nexus_ablate.measure.initial import initial_of
 
     study, configs, base = runs.study, runs.configs, runs.configs[BASELINE]
+    for config in configs.values():
+        check_vocabulary(config, vocabulary(config))
     jobs, ended = [*runs.tuning, *runs.claims], ended_later(runs)
     costs = {arm: cost_of(config) for arm, config in configs.items()}
     arms = _arm_plans(study, configs, costs, jobs, where.threads)

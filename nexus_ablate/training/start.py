@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nexus_ablate.config.rules import check_vocabulary
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.errors import CheckpointError, ConfigError
 
@@ -116,10 +117,7 @@ def check_start(config: RunConfig, vocab_size: int) -> None:
             `optim.groups` names a role that the model doesn't have.
     """
     check_groups(config)
-    if isinstance(config.vocab_size, int) and config.vocab_size < vocab_size:
-        got = f"vocab_size={config.vocab_size}, the tokenizer has {vocab_size} tokens"
-        fix = "use the model's own tokenizer.json" if "run" in config.init.keys else "vocab_size=auto"
-        raise ConfigError("the embedding is smaller than the tokenizer", got, fix)
+    check_vocabulary(config, vocab_size)
     if "run" in config.init.keys:
         initial_model(config, vocab_size)
 
