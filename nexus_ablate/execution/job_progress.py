@@ -120,7 +120,7 @@ class JobProgress:
         state = self._keep(job, result)
         self._paths[job.path] = result.path or job.path
         for warning in result.warnings:
-            self._warn(warning.replace(name_to_type(self._paths[job.path]), shlex.quote(nearer(self.directory))))
+            self._warn(warning, self._paths[job.path])
         with suppress(errors.UserError):  # the next upload reports a damaged file
             page = project_page(self._paths[job.path])
             if page not in self._pages:
@@ -139,9 +139,12 @@ class JobProgress:
         room = max(SHORTEST_NAME, self._console.width - len(before) - len(after) - 4)
         self.say(f"{before}  {middle(job.name, room)}  {after}")
 
-    def _warn(self, text: str) -> None:
-        """Print a warning of a run, once for all runs that have it; what they have between brackets may differ."""
-        kind = text.partition(" (")[0]
+    def _warn(self, text: str, run: Path) -> None:
+        """Print a warning, once for all runs with the same one; a study's names the folder of all, not the run."""
+        kind = text
+        if (self.directory / "study.yaml").exists():
+            kind = text.partition(" (")[0]
+            text = text.replace(name_to_type(run), shlex.quote(nearer(self.directory)))
         if kind not in self._warnings:
             self._warnings.add(kind)
             self.say(f"WARN {text}")
