@@ -70,16 +70,23 @@ def test_a_second_command_has_the_exit_status_of_the_failed_run(tiny_run, forked
     assert main(["study", "mine", *how]) == errors.CHECKPOINT, "nothing is run again"
 
 
-@pytest.mark.parametrize(
-    ("key", "expected"),
-    [
-        ("", "WARN W&B has no key on this machine: set WANDB_API_KEY or run `wandb login`"),
-        ("a" * 40, "WARN W&B failed (ConnectionError: run {id} is gone); nothing is lost: `nexus-ablate sync {study}`"),
-    ],
-    ids=["no key", "failed"],
+GONE = (
+    "WARN W&B failed (ConnectionError: run {id} is gone); nothing is lost: `nexus-ablate sync {place}` sends the rest"
 )
-def test_a_study_prints_once_what_wandb_lacks_of_its_runs(
-    key, expected, tiny_run, forked_workers, tmp_path, monkeypatch, capsys
+STUDY, MULTIRUN = ["study", "mine", "vary.norm=layer", "seeds=0", "--workers", "1"], ["-m", "seed=0,1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "expected", "lines"),
+    [
+        (STUDY, "", "WARN W&B has no key on this machine: set WANDB_API_KEY or run `wandb login`", 1),
+        (STUDY, "a" * 40, GONE.replace("{place}", "{study}"), 1),
+        (MULTIRUN, "a" * 40, GONE.replace("{place}", "{run}"), 2),
+    ],
+    ids=["no key", "a study names its folder", "a run of a multirun names itself"],
+)
+def test_a_launch_prints_what_wandb_lacks_of_its_runs(
+    words, key, expected, lines, tiny_run, forked_workers, tmp_path, monkeypatch, capsys
 ):
     def refuse(settings, config):
         raise ConnectionError(f"run {config['id']} is gone")
@@ -89,11 +96,21 @@ def test_a_study_prints_once_what_wandb_lacks_of_its_runs(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("WANDB_API_KEY", key)
     monkeypatch.setattr("nexus_ablate.track.upload.begin", refuse)
-    words = ["study", "mine", "vary.norm=layer", "seeds=0", "--workers", "1", *tiny_run(), "tracker=wandb"]
-    assert main(words) == 0
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("WARN W&B")]
-    runs = find_runs([tmp_path / "runs/mine"])
-    assert any(line.startswith(expected.format(id=id_of(run), study=tmp_path / "runs/mine")) for run in runs), line
+    assert main([*words, *tiny_run(), "tracker=wandb"]) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("WARN W&B")]
+    runs = find_runs([tmp_path / "runs"])
+    possible = [expected.format(id=id_of(run), run=run, study=tmp_path / "runs/mine") for run in runs]
+    assert len(said) == lines and all(line.startswith(tuple(possible)) for line in said), said
+
+
+def test_a_study_prints_that_torch_compile_failed(tiny_run, forked_workers, monkeypatch, capsys):
+    def fail(*inputs):
+        raise RuntimeError("no working C++ compiler")
+
+    monkeypatch.setattr("nexus_ablate.training.choices.compiling_pays", lambda *facts: (True, "it is long"))
+    monkeypatch.setattr("torch.compile", lambda function, **settings: fail)
+    assert main([*STUDY, *tiny_run()]) == 0
+    assert "WARN training without torch.compile, which failed: no working C++ compiler" in capsys.readouterr().err
 
 
 def test_under_another_name_an_arm_is_matched_to_the_new_baseline_and_has_no_history(tiny_run, instant, tmp_path):

@@ -17,7 +17,7 @@ from typing import Any
 from nexus_ablate import errors
 from nexus_ablate.config.plugins import VARIABLE as PLUGINS
 from nexus_ablate.errors import AGAIN, ConfigError
-from nexus_ablate.masking import mask, masked_streams
+from nexus_ablate.masking import masked_streams
 from nexus_ablate.planning.jobs import Job
 from nexus_ablate.provenance import source_hash
 from nexus_ablate.runs import open_regular
@@ -150,7 +150,7 @@ def work(pipe: connection.Connection, threads: int | None, leases: bool, log: Pa
                 result = result_of(error)
         gc.collect()
         reset_peak_memory()
-        pipe.send(replace(result, warnings=tuple(mask(line) for line in warnings)))
+        pipe.send(replace(result, warnings=tuple(warnings)))
 
 
 def reset_peak_memory() -> bool:
