@@ -338,6 +338,36 @@ def test_a_claim_depends_on_what_its_difference_is_shown_to_change_with(tmp_path
     assert f"{said}the difference of norm=layer changes by " in shown
 
 
+def test_an_expected_equality_that_is_refuted_by_an_unknown_amount_is_called_unequal(tmp_path, capsys):
+    more = {
+        "expects": [{"arm": "norm=layer", "endpoint": "val_loss", "expected": "equivalent"}],
+        "endpoints": [{"name": "val_loss", "delta_min": 0.05}],
+        "all_strata": ["n-4", "n-24"],
+    }
+    for name, loss in (("n-4", 2.001), ("n-24", 2.045)):  # the second interval is above 0 and across the margin
+        noise = (*NOISE[1:], NOISE[0])
+        stratum(tmp_path, name, {"baseline": around(2.0), "norm=layer": around(loss, noise, scale=0.5)}, **more)
+    assert main(["compare", str(tmp_path / "deep")]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "SUPPORTED IN 1 OF 2 SETTINGS, not shown in 1 (unequal in 1): LayerNorm is worse" in shown
+    assert "within ±0.0500 nats per token, but WORSE: whether by more than that is not shown" in shown
+
+
+def test_a_change_to_a_setting_where_the_arm_fails_to_train_is_not_known(tmp_path, capsys):
+    expects = [{"arm": "norm=layer", "endpoint": "val_loss", "expected": "higher"}]
+    more = {"expects": expects, "all_strata": ["n-4", "n-24"], "depends_on": {"depth": ["n-4", "n-24"]}}
+    for name, base in (("n-4", 2.0), ("n-24", 3.0)):
+        stratum(tmp_path, name, {"baseline": around(base), "norm=layer": around(base + 0.1, NOISE[::-1])}, **more)
+    for status in (tmp_path / "deep@n-24" / "norm=layer").glob("*/status.json"):
+        status.write_text(json.dumps(json.loads(status.read_text()) | {"state": "diverged"}))
+        for name in ("summary.json", "evaluation.jsonl"):
+            (status.parent / name).unlink()
+    assert main(["compare", str(tmp_path / "deep")]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "SUPPORTED IN 1 OF 2 SETTINGS, not shown in 1 (fails to train in 1): LayerNorm is worse" in shown
+    assert "is not known to depend on depth: in n-24 norm=layer is DIVERGED, fails to train at 5 of 5 seeds" in shown
+
+
 @pytest.mark.parametrize("how", ["not comparable", "what the claim requires is lacking"])
 def test_a_setting_that_shows_nothing_is_no_dependence(tmp_path, capsys, how):
     more = {

@@ -40,6 +40,9 @@ def test_the_panel_has_enough_changes_of_both_kinds_and_new_ones_among_them():
     assert len(directional) >= 12 and len(scored) - len(directional) >= 5
     assert sum(not change.seen_before for change in directional) >= 6
     assert {change.expected for change in directional} == {"lower", "higher"}
+    per_piece = 4 * max(change.margin for change in PANEL.changes.values())
+    effects = [change.effect for change in PANEL.changes.values() if change.effect is not None]
+    assert max(map(abs, effects)) < per_piece, "docs/panel.md says that a margin is larger than each of them"
 
 
 @pytest.mark.parametrize("name", PANEL.changes)
@@ -158,11 +161,11 @@ def test_planted_outcomes_give_the_accuracy_computed_by_hand(planted, capsys):
     fresh = [name for name in DIRECTIONAL[:12] if not PANEL.changes[name].seen_before]
     right = set(fresh) - {*WRONG, *REVERSED}
     assert f"{len(right)} of {len(fresh)}" in rows["femto, not seen before"]
-    reversals = re.escape(f"there are 2 reversals ({', '.join(REVERSED)})")
-    counts = rf"8 of the 10 whose own interval excludes 0 \(\d+ of them seen before\); {reversals}"
+    reversals = re.escape(f"There are 2 reversals ({', '.join(REVERSED)}).")
+    counts = rf"8 of the 10 whose own interval excludes 0 \(\d+ of them seen before\); the others [^.]+\. {reversals}"
     words = " ".join(out.split())
     assert re.search(counts, words)
-    assert re.search(r"right for \d+; the two differ on \d+, of which small models have \d+ right", words)
+    assert re.search(r"right for \d+; the two differ on \d+, of which small models have \d+ right: no evidence", words)
     assert "right (arm fails to train)" in rows[FAILS]
     for name, word in {
         "geglu": "right +0.001",

@@ -10,6 +10,7 @@ from nexus_ablate.comparison.statistics import DIFFERENCES, LEVEL, mean_interval
 from nexus_ablate.comparison.terms import amends_claim
 from nexus_ablate.comparison.verdict import (
     CLAIM_SEEDS,
+    DIFFERENT,
     FAILS,
     INCOMPLETE,
     INCONCLUSIVE,
@@ -100,8 +101,8 @@ def _dependences_of(strata: list[Stratum]) -> list[Dependence]:
     """How each expected difference in the primary endpoint changes between the two strata of every `depends_on`.
 
     The interval is a cell's: changes share what may be claimed falsely with the differences. It is over seeds; where
-    both strata are read on one text, what the text adds to a difference is largely in both. Where an
-    arm or a stratum shows nothing, there is no change to report.
+    both strata are read on one text, what the text adds to a difference is largely in both. Where an arm or a stratum
+    shows nothing there is no change to report, but that the arm fails to train is said.
     """
     by_name = {stratum.name: stratum for stratum in strata if all(each.met for each in requirements_of(stratum))}
     dependences = []
@@ -112,7 +113,14 @@ def _dependences_of(strata: list[Stratum]) -> list[Dependence]:
         level = sidak(DIFFERENCES, before.comparisons)
         for arm in dict.fromkeys(expectation.arm for expectation in before.terms.study.expects):
             row, later = before.result(arm, before.endpoint.name), after.result(arm, after.endpoint.name)
-            if row is None or later is None or _no_evidence(row) or _no_evidence(later):
+            if row is None or later is None:
+                continue
+            failing = [(name, cell) for name, cell in ((first, row), (last, later)) if cell.word in FAILS]
+            if failing:
+                why = "; ".join(f"in {name} {arm} is {_no_evidence(cell)}" for name, cell in failing)
+                dependences.append(Dependence(on, False, f"is not known to depend on {on}: {why}"))
+                continue
+            if _no_evidence(row) or _no_evidence(later):
                 continue
             change = row.change_to(later, level)
             if change is None or change.low is None or change.high is None or change.n < CLAIM_SEEDS:
@@ -149,7 +157,7 @@ def requirements_of(stratum: Stratum) -> list[Requirement]:
 def _finding(stratum: Stratum, expectation: Expectation) -> Finding:
     primary = stratum.result(expectation.arm, stratum.endpoint.name)
     result = stratum.result(expectation.arm, expectation.endpoint)
-    arm, expected, seeds, p = expectation.arm, expectation.expected, None, None
+    arm, expected, seeds, p, note = expectation.arm, expectation.expected, None, None, ""
     if primary is None or result is None:
         refused, outcome, sentence = dict(stratum.refused), NOT_SHOWN, "has no result"
         if arm in refused:
@@ -161,11 +169,11 @@ def _finding(stratum: Stratum, expectation: Expectation) -> Finding:
     else:
         outcome, sentence = _measured(expected, result)
         if outcome == NOT_SHOWN:
-            seeds = result.seeds_to_decide
+            seeds, note = result.seeds_to_decide, _note(expected, result)
         if result.effect:
             p = _p(outcome, expected, result.effect, result.endpoint.margin)
     label = primary.arm if primary else arm
-    return Finding(stratum.name, label, expectation.endpoint, expected, outcome, sentence, seeds, p)
+    return Finding(stratum.name, label, expectation.endpoint, expected, outcome, sentence, seeds, p, note)
 
 
 def _p(outcome: str, expected: str, effect: Effect, margin: float) -> float:
@@ -186,10 +194,20 @@ def _training(expected: str, row: ArmResult) -> tuple[str, str]:
     fails, trains = word in FAILS, not failed and trained >= CLAIM_SEEDS
     if word in (NOT_COMPARABLE, INCOMPLETE):
         return NOT_SHOWN, f"{word}, expected: {expected}"
-    counts = f"fails to train at {failed} of {several(failed + trained, 'seed')}, expected: {expected}"
+    counts = f"fails to train at {failed} of {several(failed + trained, 'seed')}"
+    if not failed:
+        counts = f"trains at {trained} of {several(trained, 'seed')}"
+    text = f"{counts}, expected: {expected}"
     if not fails and not trains:
-        return NOT_SHOWN, counts
-    return (SUPPORTED if fails == (expected == "fails") else CONTRADICTED), counts
+        return NOT_SHOWN, text
+    return (SUPPORTED if fails == (expected == "fails") else CONTRADICTED), text
+
+
+def _note(expected: str, cell: ArmResult) -> str:
+    """What is seen of an arm for which the expectation of a measure is not shown; '' for nothing."""
+    if cell.word in FAILS:
+        return "fails to train"
+    return "unequal" if expected == "equivalent" and cell.word in DIFFERENT else ""
 
 
 def _no_evidence(cell: ArmResult) -> str:
@@ -229,7 +247,8 @@ def _measured(expected: str, cell: ArmResult) -> tuple[str, str]:
         if inside:
             return SUPPORTED, text
         if effect.low <= margin and effect.high >= -margin:
-            return NOT_SHOWN, text
+            by = f", but {cell.word}: whether by more than that is not shown" if cell.word in DIFFERENT else ""
+            return NOT_SHOWN, text + by
         return (BETTER_THAN_EXPECTED if is_benefit else CONTRADICTED), text
     if inside:
         return CONTRADICTED, f"{text}, but within {endpoint.within(margin)}, which is too small to matter"

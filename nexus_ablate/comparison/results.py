@@ -368,6 +368,8 @@ class Finding:
         seeds: Of one that is not shown: with how many seeds it would be decided, if the difference were the measured
             one; None beyond 1000.
         p: Of the test that decided it, of this cell alone; None where no test of a difference did.
+        note: What is seen of one that is not shown: `fails to train`; `unequal`, where equality is expected and there
+            is a difference that may be too small to matter.
     """
 
     stratum: str
@@ -378,6 +380,7 @@ class Finding:
     sentence: str
     seeds: int | None = None
     p: float | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -431,16 +434,24 @@ class Claim:
     def __str__(self) -> str:
         qualifiers = [word for word in ("preliminary", "exploratory", "amended") if getattr(self, word)]
         depends_on = dict.fromkeys(each.on for each in self.dependences if each.is_shown)
-        return ": ".join([*qualifiers, in_settings(self.outcome, self.settings, depends_on), self.text])
+        outcome = in_settings(self.outcome, self.settings, depends_on, self.results)
+        return ": ".join([*qualifiers, outcome, self.text])
 
 
-def in_settings(outcome: str, settings: dict[str, str], depends_on: Iterable[str]) -> str:
-    """`SUPPORTED IN 3 OF 4 SETTINGS, not shown in 1, DEPENDS ON text`; of one setting the outcome alone."""
+def in_settings(outcome: str, settings: dict[str, str], depends_on: Iterable[str], findings: Iterable[Finding]) -> str:
+    """`SUPPORTED IN 3 OF 4 SETTINGS, not shown in 1 (unequal in 1), DEPENDS ON text`; of one setting the outcome."""
     text = outcome
     if len(settings) > 1:
+        noted = dict.fromkeys((each.stratum, each.outcome, each.note) for each in findings if each.note)
+        notes = Counter((word, note) for stratum, word, note in noted if settings[stratum] == word)
+
+        def beside(outcome: str) -> str:
+            parts = [f"{note} in {count}" for (word, note), count in notes.items() if word == outcome]
+            return f" ({', '.join(parts)})" if parts else ""
+
         counts = Counter(settings.values())
-        text += f" IN {counts.pop(outcome)} OF {len(settings)} SETTINGS"
-        text += "".join(f", {word.lower()} in {count}" for word, count in counts.items())
+        text += f" IN {counts.pop(outcome)} OF {len(settings)} SETTINGS{beside(outcome)}"
+        text += "".join(f", {word.lower()} in {count}{beside(word)}" for word, count in counts.items())
     return text + "".join(f", DEPENDS ON {on}" for on in depends_on)
 
 

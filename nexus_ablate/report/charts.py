@@ -227,7 +227,8 @@ def draw_intervals(
 ) -> None:
     """Intervals below one another, with zero and the band in which a difference doesn't matter.
 
-    Labels are to the left of the plot and notes to its right. A mean beyond the limit becomes an arrow at the edge.
+    Labels are to the left of the plot and notes to its right. A mean beyond the limit becomes an arrow at the edge, and
+    an interval that is cut has one at its end.
 
     Args:
         axis: The label of the x axis.
@@ -274,6 +275,9 @@ def draw_intervals(
             continue
         axes.plot([low, high], [y, y], color=shade, linewidth=2.5, gid=hint)
         axes.plot(mean, y, "o", color=shade, markersize=8, gid=hint)
+        for end, edge, arrow in ((low, left, "<"), (high, right, ">")):
+            if abs(end) > limit:
+                axes.plot(edge, y, arrow, color=shade, markersize=7, clip_on=False)
 
 
 # ---------------------------------------------------------------------------------------------------------- curves
