@@ -386,6 +386,17 @@ def test_runs_of_several_studies_are_compared_once_the_baseline_is_named(study):
     assert {r.arm for r in comparison.rows} == {"baseline (study)", "baseline (other)", "norm=layer"}
 
 
+def test_arms_of_one_name_in_several_studies_are_counted_each(study):
+    directories = [study.root / "study"]
+    for name, decay in (("second", "weight_decay=0.2"), ("third", "weight_decay=0.3")):
+        other = Writer(study.root, name)
+        other.arm(decay, losses=[loss + 0.001 for loss in BASE], folder="baseline")
+        other.arm("norm=layer", decay, losses=HIGHER, folder="norm=layer")
+        directories.append(study.root / name)
+    comparison = compare(directories, baseline="study/baseline")
+    assert comparison.comparisons == len(comparison.rows) - 1 == 5
+
+
 # ------------------------------------------------------------------------------------------------------ fairness
 
 

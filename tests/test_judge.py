@@ -212,13 +212,44 @@ def test_an_arm_of_one_run_is_never_better(seed, tmp_path, capsys):
     assert words == {"new": "TOO FEW SEEDS", "other": "BETTER"}
 
 
-@pytest.mark.parametrize(("step_of", "word"), [(elsewhere.step_of, "INCONCLUSIVE"), (lambda runs: 0.0, "WORSE")])
-def test_rounded_losses_are_no_less_noisy_than_rounding_made_them(step_of, word, tmp_path, capsys, monkeypatch):
+UNROUNDED = (lambda runs: (runs, 0.0, ""), "WORSE")
+
+
+@pytest.mark.parametrize(("grid", "word"), [(elsewhere.on_one_grid, "INCONCLUSIVE"), UNROUNDED])
+def test_rounded_losses_are_no_less_noisy_than_rounding_made_them(grid, word, tmp_path, capsys, monkeypatch):
     """Eight arms that end one last digit higher at each of five seeds; unless they are rounded, no noise."""
-    monkeypatch.setattr(elsewhere, "step_of", step_of)
+    monkeypatch.setattr(elsewhere, "on_one_grid", grid)
     arms = {f"arm{number}": [3.29] * 5 for number in range(8)}
     words, _ = judged(capsys, table(tmp_path / "a.csv", baseline=[3.28] * 5, **arms))
     assert set(words.values()) == {word}
+
+
+@pytest.mark.parametrize(("grid", "word"), [(elsewhere.on_one_grid, "INCONCLUSIVE"), (UNROUNDED[0], "BETTER")])
+def test_an_arm_does_not_win_by_more_decimals(grid, word, tmp_path, capsys, monkeypatch):
+    """Both arms around 3.2762, the baseline with two decimals and the other with five."""
+    monkeypatch.setattr(elsewhere, "on_one_grid", grid)
+    near = [3.27584, 3.27655, 3.27613, 3.27581, 3.27662, 3.27629, 3.27604, 3.27648]
+    words, values = judged(capsys, table(tmp_path / "a.csv", baseline=[round(v, 2) for v in near], new=near[::-1]))
+    assert words == {"new": word}
+    rounding = "all values are rounded to 0.01, as those of baseline are"
+    assert (rounding in values["basis"]) == (word == "INCONCLUSIVE")
+
+
+def test_two_runs_that_end_in_zeros_do_not_round_all_others(tmp_path, capsys):
+    fine = [round(loss + 0.00012, 5) for loss in BASE]
+    _, values = judged(
+        capsys, table(tmp_path / "a.csv", baseline=fine, short=[3.3, 3.4], new=[loss + 0.00034 for loss in LOWER])
+    )
+    assert not any("rounded" in line for line in values["basis"])
+
+
+def test_whole_numbers_are_known_to_half_of_one(tmp_path, capsys):
+    scores = [85.0, 84.0, 86.0, 85.0, 84.0]
+    path = table(tmp_path / "a.csv", baseline=scores, new=scores)
+    (tmp_path / "a.csv").write_text((tmp_path / "a.csv").read_text().replace("val_loss", "score"))
+    for margin, word in ((0.5, "INCONCLUSIVE"), (1.5, "EQUIVALENT")):
+        words, _ = judged(capsys, path, "--endpoint", "score", "--better", "higher", "--delta-min", str(margin))
+        assert words == {"new": word}
 
 
 NOISE = {"equal": {}, "baseline 3x": {0: 3.0}, "one arm 3x": {1: 3.0}, "one arm 5x": {1: 5.0}, "half 5x": None}
@@ -274,11 +305,49 @@ def test_each_arm_is_judged_at_the_rate_that_other_seeds_chose(tmp_path, capsys)
     assert "an arm has several learning rates" in refused(capsys, rated(tmp_path, *rows))[0]
 
 
-def test_failures_count_and_never_vanish(tmp_path, capsys):
-    path = table(tmp_path / "a.csv", baseline=BASE, new=["failed"] * 5)
-    words, values = judged(capsys, path)
-    assert words == {"new": "DIVERGED"} and values["rows"][1]["failed"]
-    assert "as its source says" in values["rows"][1]["verdict"]["sentence"]
+def test_failures_count_and_never_vanish(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    for thirds in (0, 1 / 3):  # in a table of unrounded numbers equal losses are equal runs
+        path = table(tmp_path / "a.csv", baseline=[loss + thirds for loss in BASE], new=["failed"] * 5)
+        words, values = judged(capsys, path)
+        assert words == {"new": "DIVERGED"} and values["rows"][1]["failed"]
+        assert "as its source says" in values["rows"][1]["verdict"]["sentence"]
+        assert main(["judge", path]) == 0
+        assert "\nnew fails to train at 5 of 5 seeds (as its source says), the baseline at 0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("shift", "word"), [(-0.1, "BETTER"), (0.0, "EQUIVALENT")])
+def test_an_arm_that_fails_more_often_gets_no_good_word_for_the_runs_that_trained(shift, word, tmp_path, capsys):
+    base = [2.0012, 2.0007, 1.9991, 2.0003, 2.0016, 1.9994, 2.0008, 1.9999]
+    new = [loss + shift for loss in base]
+    words, _ = judged(capsys, table(tmp_path / "a.csv", baseline=base, new=new), "--delta-min", "0.01")
+    assert words == {"new": word}, "control: all trained"
+    new[1] = new[4] = new[6] = "failed"
+    words, values = judged(capsys, table(tmp_path / "b.csv", baseline=base, new=new), "--delta-min", "0.01")
+    assert words == {"new": "INCONCLUSIVE"}
+    assert "fails to train at 3 of 8 seeds" in values["rows"][1]["verdict"]["sentence"]
+
+
+def test_tokens_of_a_run_that_failed_are_no_unlike_tokens(tmp_path, capsys):
+    rows = [f"{arm},{seed},{loss},1000" for arm in ("baseline", "new") for seed, loss in enumerate(BASE)]
+    path = tmp_path / "a.csv"
+    path.write_text("\n".join(["arm,seed,val_loss,tokens", *rows[:-1], "new,4,failed,10"]) + "\n")
+    words, _ = judged(capsys, str(path))
+    assert words == {"new": "TOO FEW SEEDS"}
+    path.write_text(path.read_text().replace("failed", "3.0"))
+    words, _ = judged(capsys, str(path))
+    assert words == {"new": "NOT COMPARABLE"}, "control: of a run that trained they are"
+
+
+def test_arms_that_are_not_comparable_share_the_five_percent(tmp_path, capsys):
+    path = tmp_path / "a.csv"
+    rows = ["arm,seed,val_loss,caution"]
+    for arm in ("baseline", "new", "odd", "other"):
+        why = "NOT COMPARABLE: fairness fails on tokens" if arm in ("odd", "other") else ""
+        rows += [f"{arm},{seed},{loss},{why}" for seed, loss in enumerate(BASE)]
+    path.write_text("\n".join(rows) + "\n")
+    _, values = judged(capsys, str(path))
+    assert values["comparisons"] == 3
 
 
 def test_another_endpoint_needs_its_direction(tmp_path, capsys):

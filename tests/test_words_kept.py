@@ -124,13 +124,27 @@ def test_what_was_chosen_late_stays_exploratory_in_a_table_of_runs(capsys, late)
     assert "exploratory: BETTER: norm=dyt" in capsys.readouterr().out
 
 
+def test_words_that_rest_on_what_rows_lack_are_exploratory_in_a_table_of_runs(capsys):
+    writer = Writer(read_request(["mine", "vary.norm=layer"]).runs_dir, "mine")
+    for seed in range(5):  # what the text adds is as large as the difference
+        writer.run(seed=seed, loss=2.0 + QUIET[seed], windows=32, blocks=16)
+        writer.run("norm=dyt", seed=seed, loss=1.98 + QUIET[-seed], windows=32, blocks=16, text=(0.2, -0.2))
+    writer.plan(("norm=dyt",), ("norm=layer",), ("norm=none",))
+    assert main(["compare", "runs/mine", "--runs", "runs.csv"]) == 0
+    assert "INCONCLUSIVE: norm=dyt" in capsys.readouterr().out
+    assert main(["judge", "runs.csv"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "exploratory: BETTER: norm=dyt" in printed
+    assert "3 comparisons share the 5%; rows don't have the error over text" in printed
+
+
 def test_two_arms_that_were_picked_stay_exploratory_in_a_table_of_runs(capsys):
     study()
     assert main(["compare", "runs/mine", "--arm", "norm=dyt", "--baseline", "baseline", "--runs", "runs.csv"]) == 0
     capsys.readouterr()
     assert main(["judge", "runs.csv"]) == 0
     printed = capsys.readouterr().out
-    assert "exploratory: BETTER: norm=dyt" in printed and "3 pairs of arms share the 5%" in printed
+    assert "exploratory: BETTER: norm=dyt" in printed and "3 comparisons share the 5%" in printed
 
 
 def test_latex_of_strata_names_each_and_the_claim(capsys):

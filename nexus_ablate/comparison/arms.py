@@ -98,7 +98,7 @@ class Arm:
 
 
 def _figures(runs: dict[int, Trained], name: str, seeds: Sequence[int]) -> Array:
-    trained = {seed: run for seed, run in runs.items() if run.record.state != "diverged"}
+    trained = {seed: run for seed, run in runs.items() if run.record.state not in ("diverged", "failed")}
     return np.array([trained[seed].figure(name) if seed in trained else np.nan for seed in seeds])
 
 

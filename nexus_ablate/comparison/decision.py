@@ -86,7 +86,7 @@ def word(result: ArmResult) -> str:
         return INCONCLUSIVE
     if result.compared < CLAIM_SEEDS:
         return TOO_FEW_SEEDS
-    if result.is_equal:
+    if result.is_equal and not _fails_more(result):
         return EQUIVALENT
     if effect is None:
         return INCONCLUSIVE
@@ -149,7 +149,10 @@ def _sentence(word: str, result: ArmResult, terms: Terms) -> str:
         failures = f"; {_failures(result)}" if result.failed else ""
         return _difference(word, effect, result, terms) + failures
     if result.is_equal:
-        return f"all {result.compared} pairs have equal values, within {result.endpoint.within(result.endpoint.margin)}"
+        equal = (
+            f"all {result.compared} pairs have equal values, within {result.endpoint.within(result.endpoint.margin)}"
+        )
+        return f"{equal}; {_failures(result)}" if result.failed else equal
     if len(result.failed) == result.runs:
         return _failures(result)
     if result.unmeasured:
@@ -199,6 +202,8 @@ def _needed_seeds(word: str, effect: Effect, result: ArmResult, terms: Terms) ->
     if word == TOO_FEW_SEEDS:
         return f"{CLAIM_SEEDS} pairs that trained are the fewest for a word"
     if _word_of_interval(effect, result.endpoint) != INCONCLUSIVE:
+        if result.effect_with_failures is None:
+            return "no word, since the arm fails more often, and where a run ends that learned nothing is not known"
         return "no word, since the arm fails more often and the failures counted as unlearned runs would change it"
     sides = {BETTER: "is better", WORSE: "is worse"}
     side = sides.get(_direction(effect, result.endpoint), "differs")

@@ -15,7 +15,7 @@ from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.curves import Curves
 from nexus_ablate.comparison.fairness import checks
 from nexus_ablate.comparison.learning_rates import CRITERION, best_lr, lr_points
-from nexus_ablate.comparison.listed import FAILED, Listed, ListedEndpoint, Source, refuse_duplicates, step_of
+from nexus_ablate.comparison.listed import FAILED, Listed, ListedEndpoint, Source, on_one_grid, refuse_duplicates
 from nexus_ablate.comparison.load import Excluded, Trained
 from nexus_ablate.comparison.results import Comparison, Stratum
 from nexus_ablate.comparison.terms import NO_STUDY, Terms
@@ -112,6 +112,7 @@ def _table(
     if not fair:
         fix = "runs that are alike in what the caution names"
         raise ConfigError(f"no row of {where} may be compared", runs[0].caution, fix)
+    fair, step, rounding = on_one_grid(fair)
     by_arm: dict[str, list[Listed]] = {}
     for run in fair:
         by_arm.setdefault(run.arm, []).append(run)
@@ -146,9 +147,12 @@ def _table(
         exploratory=tuple(dict.fromkeys(run.caution for run in fair if run.caution)),
         is_listed=True,
         is_paired=is_paired,
-        step=step_of(fair),
+        step=step,
+        family=len({run.arm for run in runs}) - 1,  # arms that are not comparable have their share too
     )
-    return compared([base, *arms], terms, excluded, checks(base, arms, terms, excluded, allow))
+    table = compared([base, *arms], terms, excluded, checks(base, arms, terms, excluded, allow))
+    table.regime += [rounding] * bool(rounding)
+    return table
 
 
 def _require_tuning(runs: list[Listed], endpoint: Endpoint, tuning_seeds: set[int]) -> None:

@@ -23,6 +23,7 @@ from nexus_ablate.comparison.decision import decide, seeds_to_differ, seeds_to_e
 from nexus_ablate.comparison.failures import failed_seeds, uninformed_loss
 from nexus_ablate.comparison.fairness import Check, unfair
 from nexus_ablate.comparison.learning_rates import at_own_rate
+from nexus_ablate.comparison.load import Trained
 from nexus_ablate.comparison.pairs import same_curves
 from nexus_ablate.comparison.results import ArmResult
 from nexus_ablate.comparison.statistics import Array, mean_interval
@@ -111,8 +112,7 @@ def _table(arms: list[Arm], conditions: list[Check], seeds: list[int], terms: Te
     table: list[ArmRuns] = []
     for arm in arms:
         pairs = arm.runs.keys() & base.runs.keys()
-        # a row of a table made elsewhere has nothing but its endpoint
-        same = [s in pairs and (terms.is_listed or same_curves(arm.runs[s], base.runs[s])) for s in seeds]
+        same = [s in pairs and _may_be_same(arm.runs[s], base.runs[s], terms) for s in seeds]
         runs = ArmRuns(
             name=arm.name,
             label=arm.label,
@@ -138,6 +138,13 @@ def _table(arms: list[Arm], conditions: list[Check], seeds: list[int], terms: Te
         has_pair = has_result & np.isfinite(table[0].losses)
         runs.texts = differences_over_text(arm, base, seeds, has_pair, terms)
     return table
+
+
+def _may_be_same(run: Trained, twin: Trained, terms: Terms) -> bool:
+    """Whether all else that two runs recorded is equal; rows of a table made elsewhere have nothing but a result."""
+    if terms.is_listed:
+        return run.record.state == twin.record.state == "finished"
+    return same_curves(run, twin)
 
 
 def judge(arms: list[Arm], conditions: list[Check], terms: Terms) -> Judgement:
@@ -231,7 +238,7 @@ def _judge_by_look(tables: list[list[ArmRuns]], terms: Terms) -> Judgement:
 def _judge_at(table: list[ArmRuns], terms: Terms, weight: float = 1.0) -> Judgement:
     """The judgement over the seeds of a table, at a look's share of what may be claimed falsely."""
     base, margin = table[0], terms.endpoint.margin
-    arms = len({*terms.arm_names, *(runs.name for runs in table)} - {base.name})
+    arms = _compared(table, terms)
     step, level = _step(table, terms), terms.level(arms, weight)
     results = []
     for runs in table:
@@ -244,7 +251,7 @@ def _judge_at(table: list[ArmRuns], terms: Terms, weight: float = 1.0) -> Judgem
         if not result.unfair_runs and not result.is_identical:
             by_block, shares = runs.texts.by_block, runs.texts.shares
             result.effect = judge_cell(runs.losses, base.losses, level, terms.is_paired, step, by_block, shares)
-            if result.failed:
+            if result.failed and math.isfinite(runs.uninformed):
                 losses, base_losses = runs.with_failures, base.with_failures
                 result.effect_with_failures = judge_cell(losses, base_losses, level, terms.is_paired)
         result.verdict = decide(result, terms)
@@ -254,6 +261,16 @@ def _judge_at(table: list[ArmRuns], terms: Terms, weight: float = 1.0) -> Judgem
             result.seeds_to_differ = seeds_to_differ(result.effect)
             result.seeds_to_equal = seeds_to_equal(result.effect, margin)
     return Judgement(results, terms.comparisons(arms), [runs.texts for runs in table])
+
+
+def _compared(table: list[ArmRuns], terms: Terms) -> int:
+    """How many arms are compared: the rows, arms of one name in several studies too, and planned arms without a row.
+
+    A row that repeats the baseline, of an arm that is it in this setting, compares nothing.
+    """
+    base, missing = table[0], {*terms.arm_names} - {runs.name for runs in table}
+    repeated = [runs.name == base.name and np.array_equal(runs.losses, base.losses, equal_nan=True) for runs in table]
+    return len(table) - sum(repeated) + len(missing)
 
 
 def _step(table: list[ArmRuns], terms: Terms) -> float:

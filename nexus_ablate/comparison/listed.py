@@ -7,8 +7,8 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from nexus_ablate.measure.measures import Measure
 from nexus_ablate.plain_data import LARGEST, UNREADABLE
 from nexus_ablate.runs.files import read_regular
 from nexus_ablate.study.endpoint import Endpoint
+from nexus_ablate.study.schema import CLAIM_SEEDS
 
 if TYPE_CHECKING:
     import pandas
@@ -31,6 +32,9 @@ KINDS = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 NO_SEED = "none"
 """Of `seed=none`: the runs have no seeds."""
 _BYTES = 64 * 2**20
+
+MOST_DECIMALS = 10
+"""A number with as many is not a rounded one."""
 
 Cells = Mapping[str, Any]
 
@@ -240,11 +244,33 @@ def rows_of(
     return runs
 
 
-def step_of(runs: Iterable[Listed]) -> float:
-    """The last decimal that any value of the endpoint has: 0.01 for 3.28 and 3.3."""
-    exponents = [Decimal(repr(run.value)).as_tuple().exponent for run in runs if run.value is not None]
-    numbers = [exponent for exponent in exponents if isinstance(exponent, int)]
-    return 10.0 ** min(numbers, default=0)
+def on_one_grid(runs: list[Listed]) -> tuple[list[Listed], float, str]:
+    """The runs with values as coarse as those of the arm that is rounded most, the step between them, and a line.
+
+    An arm at two decimals and one at five differ by up to half a step for no reason but rounding. Arms with too few
+    runs for a word don't count: their last decimals may be zeros by chance. The line is '' where nothing was rounded.
+    """
+    decimals = {}
+    for arm in dict.fromkeys(run.arm for run in runs):
+        values = [run.value for run in runs if run.arm == arm and run.value is not None]
+        if len(values) >= CLAIM_SEEDS:
+            decimals[arm] = max(map(_decimals, values))
+    finest = max((_decimals(run.value) for run in runs if run.value is not None), default=0)
+    coarsest = min(decimals, key=decimals.__getitem__, default="")
+    fewest = decimals.get(coarsest, finest)
+    step = 10.0**-fewest
+    if fewest == finest:
+        return runs, step, ""
+    rounded = []
+    for run in runs:
+        rounded.append(replace(run, value=None if run.value is None else round(run.value, fewest)))
+    return rounded, step, f"all values are rounded to {step:g}, as those of {coarsest} are"
+
+
+def _decimals(value: float) -> int:
+    """Decimals up to the last that is not 0: 2 for 3.28, 0 for 85.0, and no more than those of an unrounded number."""
+    exponent = Decimal(repr(value)).normalize().as_tuple().exponent
+    return min(max(-exponent, 0), MOST_DECIMALS) if isinstance(exponent, int) else 0
 
 
 def _text(cell: object) -> str:

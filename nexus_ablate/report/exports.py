@@ -135,10 +135,13 @@ def run_records(stratum: Stratum) -> list[dict[str, Any]]:
     cautions = list(stratum.exploratory)
     if stratum.looks:
         cautions.append("the looks of the study chose its seeds")
-    if terms.family >= len(stratum.rows):
-        cautions.append(f"{terms.family} pairs of arms share the 5%")
+    sharing = round(stratum.comparisons * terms.share)
+    if sharing > sum(bool(row.runs) for row in stratum.rows[1:]):
+        cautions.append(f"{sharing} comparisons share the 5%")
     if round(terms.share * terms.strata, 6) < 1:
         cautions.append("other endpoints share the 5%")
+    if any(row.effect is not None and row.effect.counts_text for row in stratum.rows):
+        cautions.append("rows don't have the error over text")
     records = []
     for row, arm in zip(stratum.rows, stratum.arms, strict=True):
         caution = "; ".join(cautions)

@@ -59,6 +59,7 @@ def headline(stratum: Stratum) -> str:
     if not judged:
         return answer(stratum)
     decided = [row for row in judged if row.word in DIFFERENT and row.effect is not None]
+    decided = decided or [row for row in judged if row.word in (*DIFFERENT, *FAILS)]
     better = [row for row in decided if row.word == BETTER]
     lead = max(better or decided or judged, key=lambda row: abs(row.difference or 0.0))
     verdict = lead.verdict
