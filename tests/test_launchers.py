@@ -19,6 +19,7 @@ import pytest
 
 from nexus_ablate import errors, gpus
 from nexus_ablate.cli import main
+from nexus_ablate.config.compose import compose
 from nexus_ablate.execution import hydra_launcher, local_pool
 from nexus_ablate.execution.worker import JobResult
 from nexus_ablate.runs import find_runs, read_run
@@ -112,6 +113,19 @@ def test_joblib_trains_as_basic_does_and_two_at_a_time(tiny_run, tmp_path):
     both = [read_run(path) for path in find_runs([tmp_path / "runs"])]
     assert {run.state for run in both} == {"finished"}
     assert len({run.status["pid"] for run in both}) == 2
+
+
+def test_a_launcher_finds_a_folder_with_an_apostrophe(tiny_run, tmp_path, monkeypatch):
+    places = []
+    monkeypatch.setattr(
+        hydra_launcher, "train_apart", lambda task: places.append(task.overrides) or JobResult(errors.OK)
+    )
+    (tmp_path / "bob's").mkdir()
+    monkeypatch.chdir(tmp_path / "bob's")
+    words = [text for text in tiny_run() if not text.startswith("runs_dir")]
+    main(["-m", *words, "norm=rms,layer", *launched_by("joblib"), "hydra.launcher.n_jobs=1"])
+    folders = {compose([text]).runs_dir for overrides in places for text in overrides if text.startswith("runs_dir")}
+    assert len(places) == 2 and folders == {str(tmp_path / "bob's/runs")}
 
 
 def test_after_a_signal_a_launcher_begins_no_further_run(tmp_path, monkeypatch):

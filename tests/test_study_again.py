@@ -205,6 +205,59 @@ def test_strata_that_were_typed_are_resumed_together_by_the_study_s_name(tiny_ru
     assert main(["study", "mine", *how]) == errors.CONFIG
 
 
+def test_strata_of_a_launched_study_are_not_exchanged_for_others(tiny_run, instant, tmp_path, capsys):
+    words = ["vary.norm=layer", "seeds=0", *(text for text in tiny_run() if not text.startswith("model.n_layers"))]
+    assert main(["study", "mine", "strata.model.n_layers=2,1", *words]) == 0
+    before = len(instant.trained)
+    for others in ("2,3", "3,4"):
+        assert main(["study", "mine", f"strata.model.n_layers={others}", "--amend", *words]) == errors.CONFIG
+        assert "study mine was launched with other strata got: n_layers-2, n_layers-1 -> " in said(capsys)
+    assert len(instant.trained) == before and len([*(tmp_path / "runs").glob("mine@*")]) == 2
+    assert main(["study", "mine", "strata.model.n_layers=2,3", "name=mine_2", *words]) == 0, "as suggested"
+    assert main(["study", "mine", "strata.model.n_layers=2,1", *words]) == 0, "control: the same strata"
+
+
+def test_a_launched_study_does_not_read_another_text(tiny_run, text_file, forked_workers, tmp_path, capsys):
+    how = launched(tiny_run, "vary.norm=layer", "seeds=0")
+    text = text_file.read_text()
+    text_file.write_text(text + "one more line\n")
+    assert main(["study", "mine", "--add-seeds", "1", *how]) == errors.CONFIG
+    shown = said(capsys)
+    assert "has finished runs on another text than the files of today got: 2 runs, such as baseline/s0-" in shown
+    assert main(["study", "mine", "name=mine_2", *how]) == 0, "as suggested"
+    text_file.write_text(text)
+    assert main(["study", "mine", "--add-seeds", "1", *how]) == 0, "as suggested"
+    assert len(find_runs([tmp_path / "runs/mine"])) == 4
+
+
+def test_a_folder_with_spaces_and_accents_holds_the_study_and_its_runs(
+    tiny_run, instant, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    words = [text for text in tiny_run() if not text.startswith("runs_dir")]
+    study = ["study", "mine", "vary.norm=layer", "seeds=0", *words]
+    assert main([*study, "runs_dir=données/my runs"]) == errors.CONFIG
+    assert "quote values with special characters: key='\"...\"'" in said(capsys)
+    assert main([*study, 'runs_dir="données/my runs"']) == 0
+    assert (tmp_path / "données/my runs/mine/study.yaml").is_file()
+    assert len(find_runs([tmp_path / "données/my runs"])) == 2 and {p.name for p in tmp_path.iterdir()} >= {"données"}
+    assert not [path for path in tmp_path.iterdir() if '"' in path.name]
+    for again in (["study", "données/my runs/mine"], [*study, "runs_dir='données/my runs'"]):
+        assert main(again) == 0 and len(instant.trained) == 2, "nothing is trained twice"
+
+
+def test_one_damaged_run_does_not_keep_the_others_from_being_trained(tiny_run, forked_workers, tmp_path, capsys):
+    how = launched(tiny_run, "vary.norm=layer", "seeds=0,1", "evals=[quantization]")
+    damaged, missing = find_runs([tmp_path / "runs/mine/norm=layer"])
+    with open(damaged / "metrics.jsonl", "a") as file:
+        file.write("garbage\n")
+    shutil.rmtree(missing)
+    assert main(["plan", "mine", *how[2:]]) == 0 and "1 missing)" in capsys.readouterr().out
+    assert main(["study", "mine", *how]) == errors.CONFIG
+    assert "metrics.jsonl is damaged" in said(capsys)
+    assert read_run(missing).state == "finished"
+
+
 def test_no_other_arm_is_trained_while_a_run_of_the_required_baseline_has_failed(tiny_run, instant, tmp_path, capsys):
     (tmp_path / "mine.yaml").write_text(
         "question: q?\nclaim: c\nseeds: [0, 1]\narms: [norm=layer]\nrequires: {val_loss: '<= 9'}\n"

@@ -12,6 +12,7 @@ from nexus_ablate import errors
 from nexus_ablate.cli import main
 from nexus_ablate.comparison.fairness import MISMATCH_FAIL, MISMATCH_WARN
 from nexus_ablate.config.compose import compose, differences
+from nexus_ablate.config.options import conf_dir
 from nexus_ablate.errors import ConfigError, UserError
 from nexus_ablate.measure.measures import find
 from nexus_ablate.plain_data import load_yaml
@@ -543,6 +544,16 @@ def test_counts_agree_with_a_run_s(tiny):
     assert larger.memory_bytes > cost.memory_bytes
     by_flops = cost_of(tiny(f"train.flops={10 * cost.flops_per_token * config.resolved.tokens_per_step}"))
     assert by_flops.steps * 16 * 8 >= 10 * 4 * 8
+
+
+def test_a_file_named_like_a_shipped_study_is_refused_as_its_name_would_mean_that_one(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ffn.yaml").write_text("question: q?\nbaseline: model=femto\narms: [ffn=relu]\nseeds: [0]\n")
+    assert main(["plan", "ffn.yaml"]) == errors.CONFIG
+    fix = shlex.split(capsys.readouterr().err.splitlines()[2].removeprefix("  try: "))
+    assert fix == ["nexus-ablate", "study", "ffn.yaml", "name=my_ffn"]
+    assert main(["plan", *fix[2:]]) == 0
+    assert main(["plan", str(conf_dir() / "studies/ffn.yaml")]) == 0, "control: the shipped file itself"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 from nexus_ablate.cli.verb import KINDS, Flag, Flags, Verb
+from nexus_ablate.config.override_syntax import quoted
 from nexus_ablate.errors import OK, ConfigError
 
 LONGEST = 2048
@@ -60,13 +61,13 @@ def run(words: list[str], flags: Flags) -> int:
     )
     if not files:
         return OK
-    chosen = {"experiment": "imported", "train.steps": "0", "init": "checkpoint", "init.run": quoted(path)}
+    chosen = {"experiment": "imported", "train.steps": "0", "init": "checkpoint", "init.run": quoted(path.resolve())}
     keys = {text.partition("=")[0] for text in further}
     tokenizer = path / "tokenizer.json"
     if "data.tokenizer" not in keys and not tokenizer.is_file():
         fix = "put the model's tokenizer.json next to its weights, or name it: data.tokenizer=PATH"
         raise ConfigError("the directory has weights but no tokenizer", str(path), fix)
-    chosen["data.tokenizer"] = quoted(tokenizer)
+    chosen["data.tokenizer"] = quoted(tokenizer.resolve())
     if expression.context > LONGEST:
         chosen["model.context"] = str(LONGEST)
         if "model.context" not in keys:
@@ -95,9 +96,3 @@ def run(words: list[str], flags: Flags) -> int:
     share_cores_politely()
     conditions = {"imported": {"structure": dataclasses.asdict(shape), "weights": dataclasses.asdict(proof)}}
     return train(run_config, overrides, run_conditions=conditions).status
-
-
-def quoted(path: Path) -> str:
-    """An absolute path as the value of an override."""
-    escaped = str(path.resolve()).replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"

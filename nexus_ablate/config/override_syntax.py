@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from nexus_ablate.config.groups import option_names
@@ -17,6 +18,7 @@ from nexus_ablate.errors import ConfigError
 
 MOST_RUNS = 10_000
 """Most values of a sweep, and most runs of a multirun: more are a typing error."""
+_PLAIN = re.compile(r"[A-Za-z_/.][A-Za-z0-9_/.-]*")
 _WITH_LAUNCHER = "nexus-ablate -m norm=rms,layer hydra/launcher=joblib"
 
 
@@ -127,6 +129,14 @@ def _unquoted(value: Any) -> Any:
     if isinstance(value, list):
         return [_unquoted(item) for item in value]
     return getattr(value, "text", value)  # of a QuotedString
+
+
+def quoted(path: Path) -> str:
+    """A path as the value of an override."""
+    if _PLAIN.fullmatch(str(path)):
+        return str(path)
+    escaped = str(path).replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
 
 
 def replacements(overrides: Iterable[Override]) -> Iterator[tuple[Override, Override]]:

@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
 from multiprocessing import get_all_start_methods, get_start_method, set_start_method, util
+from pathlib import Path
 from typing import Any
 
 from nexus_ablate import errors
 from nexus_ablate.config.compose import search_plugins
 from nexus_ablate.config.options import conf_dir
+from nexus_ablate.config.override_syntax import quoted
 from nexus_ablate.config.overrides import check_overrides
 from nexus_ablate.errors import ConfigError, require_module, unknown
 from nexus_ablate.execution.job_progress import JobProgress
@@ -77,7 +79,7 @@ class HydraLauncher:
         progress.queued(len(jobs), f"hydra/launcher={self.name}", paced=False)
         tasks = {}
         for job in jobs:
-            runs_dir = f"runs_dir='{job.path.absolute().parents[2]}'"  # jobs may have another working directory
+            runs_dir = f"runs_dir={quoted(job.path.absolute().parents[2])}"  # jobs may have another working directory
             task = Task.of(job, {"launcher": self.name}, (runs_dir,))
             tasks[tuple(task.overrides)] = task
         returned: list[Any] = []
@@ -125,7 +127,7 @@ class HydraLauncher:
             tempfile.TemporaryDirectory(prefix="nexus_ablate-") as scratch,
             initialize_config_dir(config_dir=str(conf_dir()), version_base="1.3"),
         ):
-            everything = [*words, f"hydra.sweep.dir='{scratch}'"]
+            everything = [*words, f"hydra.sweep.dir={quoted(Path(scratch))}"]
             hydra = GlobalHydra.instance().hydra
             assert hydra is not None
             try:

@@ -163,19 +163,22 @@ class JobProgress:
         head = f"{self._done} of {self._total} runs" + (f", about {duration(left)} left" if left else "")
         self._live.update(Group(Text(head), table(lines, self._console.width)), refresh=True)
 
-    def end(self, stopped: str, deciding: Sequence[Job], baseline: str = "", compare: Sequence[str] = ()) -> None:
+    def end(
+        self, stopped: str, deciding: Sequence[Job], baseline: str = "", retry: str = "", compare: Sequence[str] = ()
+    ) -> None:
         """Print which runs failed and why, the arms by loss, and the next command.
 
         Args:
             stopped: The stop signal, or ''.
             deciding: The runs that a verdict is based on.
             baseline: The arm that the others are compared with.
+            retry: How failed runs are run again, if the same command does not.
             compare: The words of the comparison to do next. Default: of the directory.
         """
         for job, state, reason in self._failures:
             self.say(f"{job.name} s{job.seed} {state}: {reason or 'see its log'}  {nearer(job.path / 'log.txt')}")
-        if any(state == "failed" for _, state, _ in self._failures):
-            self.say("--retry failed runs the failed ones again")
+        if retry and any(state == "failed" for _, state, _ in self._failures):
+            self.say(retry)
         if not self._total and not self.pending:
             self.say(f"nothing to run: all {self._ended_before} runs have ended")
         lines = {(job.of, job.seed): self._line(job, "") for job in deciding}

@@ -20,7 +20,7 @@ from nexus_ablate.measure.regime import check_passes
 from nexus_ablate.planning.design import label
 from nexus_ablate.planning.jobs import Job, Runs, data_of
 from nexus_ablate.planning.looks import ended_later, judge, lacking, next_look, outcomes
-from nexus_ablate.planning.stale_code import check_code, check_probes
+from nexus_ablate.planning.stale_code import check_code, check_probes, check_text
 from nexus_ablate.planning.study_yaml import expanded, write_record
 from nexus_ablate.provenance import source_hash
 from nexus_ablate.runs import SETTLED
@@ -66,7 +66,9 @@ def check(request: Request, amend: bool, retrain: bool) -> tuple[Runs, str]:
     study, configs = expanded(request)
     runs = Runs(study, configs, request)
     first = [*runs.tuning, *runs.claims]
-    by_other_code = check_code(study.name, [*first, *runs.later()], retrain)
+    every = [*first, *runs.later()]
+    by_other_code = check_code(study.name, every, retrain)
+    check_text(study, every)
     if any(job.state()[0] == "missing" for job in first):
         for option, context in data_of(configs.values()):
             text = prepare(option, context=context)
@@ -114,7 +116,7 @@ def launch(
         if stopped := run_missing(jobs, backend, progress, retry_failed):
             break
     shown = [job for arm in study.all_arms for job in runs.at_lowest_rate(arm)]
-    progress.end(stopped, shown, BASELINE)
+    progress.end(stopped, shown, BASELINE, "--retry failed runs the failed ones again")
     return errors.PREEMPTED if stopped else progress.status
 
 

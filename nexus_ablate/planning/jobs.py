@@ -116,7 +116,7 @@ class Job:
         wanted = {evaluation_name(evaluation_of(text)) for text in self.config.evals}
         if not wanted or self.state()[0] != "finished":
             return False
-        return not wanted <= (read_run(self.path).summary or {}).keys()
+        return not wanted <= (read_summary(self.path, read_status(self.path)) or {}).keys()
 
 
 class Runs:

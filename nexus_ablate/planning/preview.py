@@ -26,7 +26,7 @@ from nexus_ablate.planning.jobs import Job, Runs
 from nexus_ablate.planning.looks import ended_later
 from nexus_ablate.planning.stale_code import check_code
 from nexus_ablate.planning.study_yaml import resolved_otherwise
-from nexus_ablate.runs import read_run
+from nexus_ablate.runs import read_status, read_summary
 from nexus_ablate.runs.naming import BASELINE
 from nexus_ablate.study.schema import Study, StudyArm
 
@@ -160,7 +160,7 @@ def _arm_plans(study: Study, configs: Configs, costs: dict[str, Cost], jobs: lis
     speeds = {}
     for arm in study.all_arms:
         finished = [job for job in jobs if job.of == arm.name and job.state()[0] == "finished"]
-        summaries = [read_run(job.path).summary or {} for job in finished]
+        summaries = [read_summary(job.path, read_status(job.path)) or {} for job in finished]
         recorded = [summary["tokens_per_second"] for summary in summaries if summary.get("tokens_per_second")]
         speeds[arm.name] = fmean(recorded) if recorded else None
     base, base_speed = costs[BASELINE], speeds[BASELINE]

@@ -1,14 +1,19 @@
-"""Finished runs that a launch cannot use: those by other code, retrained only on request, or without a probe."""
+"""Finished runs that a launch cannot use: by other code, retrained only on request, of another text, or unprobed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
-from nexus_ablate.errors import ConfigError
+from nexus_ablate.comparison.differences import science_key
+from nexus_ablate.console import several
+from nexus_ablate.errors import ConfigError, UserError
 from nexus_ablate.planning.design import PROBE_LEVELS
 from nexus_ablate.planning.jobs import Job
 from nexus_ablate.provenance import differ
-from nexus_ablate.runs import OtherCode, made_by_other_code, read_run
+from nexus_ablate.runs import SETTLED, OtherCode, made_by_other_code, read_run, read_status
+from nexus_ablate.runs.record import read_config, read_env
+from nexus_ablate.study.schema import Study
 from nexus_ablate.training.session import code_for
 
 
@@ -40,6 +45,33 @@ def check_code(name: str, jobs: list[Job], retrain: bool) -> str:
     if not last:
         return ""
     return f"{len(last)} runs by other code are kept and trained again: {_files(run for _, run in last)}"
+
+
+def check_text(study: Study, jobs: Iterable[Job]) -> None:
+    """Check that finished runs have read the text of today: runs on another one can't be paired with the missing ones.
+
+    Raises:
+        ConfigError: Some have read another text.
+    """
+    others = []
+    for job in jobs:
+        if not job.path.exists():
+            others += [run for run in job.path.parent.glob(f"s{job.seed}-*") if _is_of_another_text(run, job)]
+    if others:
+        problem = f"study {study.name} has finished runs on another text than the {job.config.data.name} of today"
+        got = f"{several(len(others), 'run')}, such as {others[0].parent.name}/{others[0].name}"
+        raise ConfigError(problem, got, f"restore the text, or name={study.of or study.name}_2 to train all anew")
+
+
+def _is_of_another_text(path: Path, job: Job) -> bool:
+    """Whether a run has a result and is in all but its text and its code what a job would train."""
+    try:
+        state, config, env = read_status(path)["state"], read_config(path), read_env(path)
+    except UserError:  # damaged: `status` and `compare` report it
+        return False
+    if state not in SETTLED or not config or not env or env.get("config_hash") in (None, job.config_hash):
+        return False
+    return science_key(config) == science_key(job.config.nested())
 
 
 def check_probes(name: str, jobs: list[Job]) -> None:

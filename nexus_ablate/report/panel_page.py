@@ -249,8 +249,8 @@ def agreements(outcomes: Outcomes) -> list[str]:
             f"{share(shown).right} of the {len(shown)} whose own interval excludes 0 ({seen} of them seen before)"
         )
         lines.append(
-            f"{size}: {count} directional changes have the published sign, {rest}. Among them are {of_shown}; the others "
-            f"show no more than a sign. There are {several(len(reversed_), 'reversal')}{names}. "
+            f"{size}: {count} directional changes have the published sign, {rest}. Among them are {of_shown}; the "
+            f"others show no more than a sign. There are {several(len(reversed_), 'reversal')}{names}. "
             f"{_against_newer(here)}"
         )
     return lines

@@ -17,8 +17,10 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
+from nexus_ablate.config.compose import compose
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.options import conf_dir
+from nexus_ablate.config.override_syntax import quoted
 from nexus_ablate.config.overrides import NO_KEY, check_overrides
 from nexus_ablate.errors import ConfigError, did_you_mean
 from nexus_ablate.masking import mask
@@ -132,7 +134,7 @@ def _by_name(source: str, words: list[str]) -> tuple[str, list[str]]:
         raise ConfigError(problem, runs_dirs[0], f"leave {runs_dirs[0]} out")
     if directory.name in ("", ".."):
         directory = directory.resolve()
-    return directory.name, [*words, f"runs_dir={directory.parent}"]
+    return directory.name, [*words, f"runs_dir={quoted(directory.parent)}"]
 
 
 def _read_words(words: list[str]) -> _Words:
@@ -202,6 +204,10 @@ def _check_folder(study: Study, runs_dir: Path) -> None:
     if not study.strata and there != [directory]:
         names = ", ".join(folder.name for folder in there)
         raise ConfigError(f"study {study.name} was launched in strata, and has none now", names, fix)
+    launched = [launch for folder in there if (launch := read_study(folder)) and launch.of == study.name]
+    if left := [launch.stratum for launch in launched if launch.stratum not in study.strata]:
+        had, has = (", ".join(names) for names in (launched[0].all_strata or left, study.strata))
+        raise ConfigError(f"study {study.name} was launched with other strata", f"{had} -> {has}", fix)
 
 
 def _stratum(whole: Request, stratum: str) -> Request:
@@ -252,8 +258,13 @@ def _check_key(prefix: str, override: str) -> None:
 
 
 def runs_dir_of(launch: list[str]) -> Path:
-    """The folder for the runs of a launch: `runs_dir` in its overrides, or `runs`."""
-    return Path(next((text.partition("=")[2] for text in launch if key_of(text) == "runs_dir"), "runs"))
+    """The folder for the runs of a launch: `runs_dir` in its overrides, or `runs`.
+
+    Raises:
+        ConfigError: The override cannot be read.
+    """
+    typed = [text for text in launch if key_of(text) == "runs_dir"]
+    return Path(compose(typed[-1:]).runs_dir) if typed else Path("runs")
 
 
 def _study(source: str, typed: _Words, runs_dir: Path) -> Study:
@@ -275,6 +286,10 @@ def _study(source: str, typed: _Words, runs_dir: Path) -> Study:
     else:
         raise unknown_study(source, runs_dir, "nexus-ablate study {}")
     name = str(typed.values.get("name", values["name"]))
+    shipped_file = shipped_studies().get(name)
+    if source.endswith(YAML) and shipped_file and Path(os.path.expanduser(source)).resolve() != shipped_file.resolve():
+        problem = f"{name} is a shipped study, so `study {name}` would not be this one"
+        raise ConfigError(problem, source, shlex.join(["nexus-ablate", "study", source, f"name=my_{name}"]))
     if not _FOLDER.fullmatch(name):
         safe = re.sub("[^A-Za-z0-9]+", "_", mask(name)).strip("_") or "mine"
         command = f"nexus-ablate study {shlex.quote(source)} name={safe}" if source.endswith(YAML) else safe
