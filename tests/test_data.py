@@ -385,7 +385,7 @@ def test_a_hub_data_set_is_known_by_name_revision_and_limit_without_the_network(
     changes = (
         {"revision": "abc"},
         {"token_limit": 9},
-        {"split": "validation[:1%]"},
+        {"split": "train[:1%]"},
         {"column": "x"},
         {"config": "y"},
     )
@@ -418,10 +418,31 @@ def test_what_a_data_set_lacks_is_refused(
         ({}, "data=hub needs a data set"),
         ({"path": "./nowhere"}, "data.path is not a directory"),
         ({"path": "owner/name", "val_split": "train"}, "would validate on the training text"),
+        ({"path": "owner/name", "val_split": "train[90%:]"}, "would validate on the training text"),
     ],
 )
 def test_a_hub_option_that_cannot_be_meant_is_refused_without_the_network(keys: dict[str, str], words: str):
     assert words in refusal(option("hub", **keys))
+
+
+@pytest.mark.parametrize(
+    ("split", "other", "overlap"),
+    [
+        ("train", "test", False),
+        ("train", "all", True),
+        ("train[:90%]", "train[90%:]", False),
+        ("train[:90%]", "train[-10%:]", False),
+        ("train[:90%]", "train[80%:]", True),
+        ("train[:90%]", "train", True),
+        ("train[1000:]", "train[:1000]", False),
+        ("train[:-1000]", "train[-1000:]", False),
+        ("train[1000:]", "train[:10%]", True),
+        ("train[:90%]+extra", "train[90%:]+extra[:5]", True),
+        ("train[:90%](closest)", "train[90%:](closest)", False),
+    ],
+)
+def test_splits_that_may_have_a_document_in_common_are_told_from_those_that_have_none(split, other, overlap):
+    assert hub.may_overlap(split, other) == hub.may_overlap(other, split) == overlap
 
 
 def test_an_empty_directory_is_refused(tmp_path: Path):

@@ -89,6 +89,9 @@ def test_what_was_meant_is_what_is_suggested(capsys, command, fix):
         ("bias=on qkv_bias=off attn_out_bias=off ffn_bias=on", "ffn_bias are given, so it has no effect"),
         ("probe=off probe.every=5", "probe=off, so it has no effect"),
         ("norm=layer norm=rms", "norm=layer has no effect: norm=rms comes after it"),
+        ("ffn=moe ffn.active=1", "so the loss gives the router no gradient"),
+        ("qk_norm=rms qk_norm.after_rotation=on position=rope_yarn", "the norm removes position.attention_factor"),
+        ("qk_norm=ngpt gate=headwise gate.site=query", "the norm removes a factor for a whole head"),
     ],
 )
 def test_an_option_without_effect_says_so(capsys, option, note):

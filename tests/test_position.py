@@ -241,6 +241,12 @@ def test_scaled_frequencies_are_those_of_another_library(name, keys, rope_type, 
     torch.testing.assert_close(turned.norm(dim=-1), length * vectors(width=16).norm(dim=-1))
 
 
+def test_a_layer_that_scales_no_frequency_lengthens_no_vector():
+    for given in ("auto", 1.5):
+        rotations = build("rope_yarn", factor=[1.0, 4.0], attention_factor=given).rotations
+        assert [r.length for r in rotations] == pytest.approx([1.0, 1.5 if given != "auto" else 0.1 * math.log(4) + 1])
+
+
 def test_ntk_divides_the_lowest_frequency_by_the_factor_and_leaves_the_highest():
     (rotation,) = build("rope_interpolated", method="ntk", factor=3.0).rotations
     (plain,) = build("rope").rotations

@@ -298,7 +298,8 @@ class YarnRope(RotaryPosition):
 
     The share of the undivided frequency falls linearly with the index of the pair, from the pair with `beta_fast` turns
     in the original context to the one with `beta_slow` (rounded outwards with `truncate`). Rotated channels of q and k
-    are multiplied by `attention_factor`, by default 0.1 ln(factor) + 1, so scores by its square. Peng et al. 2023,
+    are multiplied by `attention_factor`, by default 0.1 ln(factor) + 1, so scores by its square; in layers that scale
+    nothing by 1. Peng et al. 2023,
     arXiv:2309.00071, sections 3.2 to 3.4, as in the authors' code (jquesnelle/yarn) in `transformers`.
     """
 
@@ -327,7 +328,9 @@ class YarnRope(RotaryPosition):
             first = max(first, 0)
             last = max(min(last, 2 * pairs - 1), first + 0.001)
             divided = ((torch.arange(pairs, dtype=torch.float32) - first) / (last - first)).clamp(0, 1)
-            length = 0.1 * math.log(divisor) + 1 if attention_factor == "auto" else float(attention_factor)
+            length = (
+                float(attention_factor) if attention_factor != "auto" and divisor != 1 else 0.1 * math.log(divisor) + 1
+            )
             mixed = divided * frequency / divisor + (1 - divided) * frequency
             rotations.append(Rotation(geometry, mixed, pairing, length=length))
         super().__init__(rotations)

@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -20,6 +21,8 @@ from nexus_ablate.errors import ConfigError, StorageError
 VAL_CHARACTERS = 1_000_000
 PARQUET_ROWS = 10_000
 """Rows of a parquet file that are read at a time."""
+_PART = re.compile(r"(\w+)(?:\[(-?\d*)(%?):(-?\d*)(%?)\])?(?:\(\w+\))?")
+"""A part of a split as `datasets` writes it: `train`, `train[:90%]`, `train[1000:-1000]`."""
 _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
 
 
@@ -60,9 +63,10 @@ class HubCorpus(Corpus):
             raise ConfigError("data.path is not a directory", self._path, "name a directory of parquet files")
         if self._local.is_dir() and not self._local_files:
             raise ConfigError("data.path holds no files", self._path, "name a directory of parquet files")
-        if self._split == self._val_split:
-            fix = "choose another split, or data.val_split=none"
-            raise ConfigError("data.val_split would validate on the training text", self._split, fix)
+        if may_overlap(self._split, self._val_split):
+            got = f"data.split={self._split} data.val_split={self._val_split}"
+            fix = "data.split='train[:90%]' data.val_split='train[90%:]', another split, or data.val_split=none"
+            raise ConfigError("data.val_split would validate on the training text", got, fix)
 
     def fingerprint(self) -> str:
         facts = [self._config, self._split, self._val_split, self._column, self.token_limit, VAL_CHARACTERS]
@@ -192,3 +196,28 @@ class HubCorpus(Corpus):
 
 def _hash_json(facts: list[Any]) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def may_overlap(split: str, other: str) -> bool:
+    """Whether two splits of a data set, `train[:90%]+extra`, may have a document in common.
+
+    A slice in percent and one in documents may, because the number of documents is not known.
+    """
+    for one, another in itertools.product(split.split("+"), other.split("+")):
+        a, b = _PART.fullmatch(one.strip()), _PART.fullmatch(another.strip())
+        if one == another or "all" in (one, another):
+            return True
+        if a is None or b is None or a[1] != b[1]:
+            continue
+        (low, high, unit), (other_low, other_high, other_unit) = _slice(a), _slice(b)
+        if unit != other_unit or max(low, other_low) < min(high, other_high):
+            return True
+    return False
+
+
+def _slice(part: re.Match[str]) -> tuple[int, int, str]:
+    """First and end of a slice, and `%` if in percent; else in documents, of more than there are in any data set."""
+    unit = part[3] or part[5] or ""
+    whole = 100 if unit else 10**15
+    first, end = (int(text) if text not in (None, "", "-") else rest for text, rest in ((part[2], 0), (part[4], whole)))
+    return first + whole * (first < 0), end + whole * (end < 0), unit
