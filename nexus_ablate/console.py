@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 UNLIMITED = 10_000
 """The width of a pipe: a line is never wrapped, so that `grep` finds a run with all of its numbers."""
-SHORTEST_NAME = 12
+SHORTEST_NAME = SHORTEST_WORD = 12
 BLOCKS = "▁▂▃▄▅▆▇█"
 MOST_BLOCKS = 32
 """Of a curve."""
@@ -108,6 +108,7 @@ def grid(
         coloured: Title of a column, and the rich style per text in it.
         leave: Titles of columns that are left out where there is no room, one by one, so that no number is cut.
     """
+    from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
 
@@ -117,11 +118,17 @@ def grid(
     for column in zip(heads, *rows, strict=True):
         columns.append([printable(text, 2000) for text in column])
     first, *others = columns
-    least = min(SHORTEST_NAME, max(map(len, first)))
+    least = min(SHORTEST_NAME, max(map(cell_len, first)))
     for head in leave:
         if least + _width(others) <= width:
             break
         others = [column for column in others if column[0] != head]
+    missing = least + _width(others) - width
+    words = [column for column in others if column[0] in left]
+    if missing > 0 and words:  # a long verdict gives way to its number
+        longest = max(words, key=lambda column: _width([column]))
+        room = max(SHORTEST_WORD, _width([longest]) - 2 - missing)
+        others[others.index(longest)] = [text if cell_len(text) <= room else f"{text[: room - 1]}…" for text in longest]
     names = short_names(first[1:], max(SHORTEST_NAME, width - _width(others)))
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0), collapse_padding=True)
     for column in (first, *others):
@@ -164,8 +171,10 @@ def folded(
 
 
 def _width(columns: Iterable[Sequence[str]]) -> int:
-    """The letters that columns take, with two in front of each."""
-    return sum(2 + max(map(len, column)) for column in columns)
+    """The cells that columns take, with two in front of each; a wide letter takes two."""
+    from rich.cells import cell_len
+
+    return sum(2 + max(map(cell_len, column)) for column in columns)
 
 
 def short_names(names: Iterable[str], width: int) -> dict[str, str]:
@@ -180,11 +189,13 @@ def short_names(names: Iterable[str], width: int) -> dict[str, str]:
 
 
 def middle(text: str, width: int) -> str:
-    """The text, with `…` for its middle if it is longer than `width` letters."""
-    if len(text) <= width:
+    """The text, with `…` for its middle if it takes more than `width` cells; a wide letter takes two."""
+    from rich.cells import cell_len, set_cell_size
+
+    if cell_len(text) <= width:
         return text
     end = (width - 1) // 2
-    return f"{text[: width - 1 - end]}…{text[len(text) - end :]}"
+    return f"{set_cell_size(text, width - 1 - end).rstrip()}…{set_cell_size(text[::-1], end).rstrip()[::-1]}"
 
 
 def without_shared(names: Iterable[str]) -> dict[str, str]:

@@ -104,6 +104,20 @@ def test_the_word_follows_the_direction_that_the_measure_has(tmp_path, name, fac
     assert verdict is not None and verdict.word == word
 
 
+def test_an_arm_that_cannot_be_compared_has_no_difference_in_a_secondary_endpoint(tmp_path, capsys):
+    writer = Writer(tmp_path)
+    for seed, factor in enumerate(around(1.0)):
+        writer.run(seed=seed, summary={KURTOSIS: 4 * factor})
+        writer.run("norm=layer", seed=seed, summary={KURTOSIS: 8 * factor + 0.01 * seed})
+        writer.run("norm=none", seed=seed, summary={KURTOSIS: 2 * factor}, evaluation="another")
+    writer.plan(("norm=layer",), ("norm=none",), endpoints=[{"name": "val_loss"}, {"name": KURTOSIS}])
+    assert main(["compare", str(writer.root / "study")]) == 0
+    text = capsys.readouterr().out
+    rows = {line.split()[0]: line for line in text[text.index(KURTOSIS) :].splitlines() if line.startswith("norm=")}
+    assert "NOT COMPARABLE" in rows["norm=none"] and "x0.5" not in rows["norm=none"]
+    assert "x2" in rows["norm=layer"], "control: another arm has its difference"
+
+
 def test_secondary_endpoints_have_intervals_in_every_output_and_a_word_only_if_something_is_expected(tmp_path, capsys):
     writer = Writer(tmp_path)
     study(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,7 +24,9 @@ from nexus_ablate.comparison.load import Trained
 from nexus_ablate.comparison.verdict import AT_CHANCE
 from nexus_ablate.comparison.within_stratum import compare_stratum as compare
 from nexus_ablate.errors import ConfigError, UserError
+from nexus_ablate.report.sentences import together_text
 from nexus_ablate.runs import RunRecord, read_jsonl
+from nexus_ablate.study.endpoint import Endpoint
 
 BASE = [2.00, 2.02, 1.98, 2.01, 1.99]
 HIGHER = [2.11, 2.12, 2.09, 2.11, 2.08]
@@ -234,6 +237,10 @@ def test_an_interaction_is_reported_where_an_arm_makes_two_changes_of_others(stu
     study.arm("bias=on", losses=[x + 0.01 for x in BASE])
     study.arm("norm=layer", "bias=on", losses=[x + 0.5 for x in BASE])
     (pair,) = compare(study.root).together
+    said = together_text(pair, Endpoint("val_loss"))
+    assert said.endswith("beyond the sum of the two (negative: lower)")
+    ratio = together_text(pair, Endpoint("act/resid/kurtosis_token"))
+    assert re.search(r": x\S+ \[x\S+, x\S+\] beyond the product of the two \(below x1: lower\)$", ratio)
     assert {pair.one, pair.other} == {"norm=layer", "bias=on"}
     assert pair.interval.mean == pytest.approx(0.5 - 0.01 - 0.102)
 

@@ -12,6 +12,7 @@ from html import escape
 import numpy as np
 import pytest
 from browser import NEEDS_CHROMIUM, title_after
+from matplotlib.axes import Axes
 from test_comparison_runs import BASE, around, planned, tuned
 from written_runs import Writer
 
@@ -294,6 +295,43 @@ def test_a_chart_that_would_be_empty_is_a_sentence(tmp_path, monkeypatch):
     writer.arm("norm=layer", losses=[2.1, 2.12])
     monkeypatch.setattr(charts, "losses", lambda *args, **kwargs: "")
     assert "There is no curve" in html(compare(writer.root))
+
+
+def test_a_single_seed_is_a_point_at_its_difference_and_a_ratio_keeps_its_ticks(tmp_path):
+    writer = Writer(tmp_path, "one")
+    for arm, loss in (((), 2.0), (("norm=layer",), 2.1), (("norm=scale",), 1.95)):
+        writer.run(*arm, loss=loss)
+    one = compare(writer.root).strata[0]
+    with charts.picture("differences") as (_, axes):
+        charts.draw_intervals(axes, charts._bars(one.rows), "nats")
+        places = [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "o"]
+        assert sorted(places) == pytest.approx([-0.05, 0.1]) and axes.get_xlim()[1] < 0.2
+    kurtosis = "act/resid/kurtosis_token"
+    for name, factor in (("s-1", 3.0), ("s-2", 6.0)):
+        writer = Writer(tmp_path, f"deep@{name}")
+        for seed in range(5):
+            writer.run(seed=seed, summary={kurtosis: 5.0 + 0.1 * seed})
+            writer.run("norm=layer", seed=seed, summary={kurtosis: factor * (5.0 + 0.1 * (4 - seed))})
+            writer.run("norm=none", seed=seed, state="diverged", steps=60)
+        plan = {"stratum": name, "of": "deep", "share": 0.5, "all_strata": ["s-1", "s-2"], "seeds": [*range(5)]}
+        writer.plan(("norm=layer",), ("norm=none",), endpoints=[{"name": kurtosis}], **plan)
+    picture = charts.strata(compare(tmp_path / "deep"))
+    assert ">x2</text>" in picture and picture.count(">DIVERGED</text>") == 2
+
+
+def test_curves_of_differences_begin_with_the_first_validation_after_the_start(study):
+    stratum = study.strata[0]
+    first = max(float(run.curves.tokens[1]) for arm in stratum.arms for run in arm.runs.values())
+    drawn, plot = [], Axes.plot
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Axes, "plot", lambda axes, x, *rest, **how: drawn.append(x) or plot(axes, x, *rest, **how))
+        assert charts.paired_differences(stratum, "tokens")
+    assert drawn and min(float(x[0]) for x in drawn) == first
+
+
+def test_the_colour_of_the_baseline_is_no_other_arm_s():
+    names = [charts.shade(place) for place in range(40)]
+    assert names.count(names[0]) == 1 and len(set(names)) == charts.ARM_COLOURS
 
 
 def test_the_losses_start_where_the_arms_come_apart_unless_the_whole_run_is_asked_for(study):

@@ -109,6 +109,27 @@ def test_a_table_too_wide_for_its_terminal_keeps_its_numbers():
     assert console.export_text().splitlines()[1].split()[1:] == ["1.2345", "-0.1234"]
 
 
+def test_a_verdict_too_long_for_its_terminal_gives_way_to_its_number():
+    from rich.console import Console
+
+    console = Console(width=60, file=io.StringIO(), record=True)
+    verdict = "exploratory: WORSE (below the threshold that matters, 1 of 6 failed)"
+    heads, cells = ("arm", "verdict", "delta", "seeds"), ("norm=layer", verdict, "+0.0024", "5/6")
+    console.print(grid(heads, [cells], 60, left=("verdict",)))
+    row = console.export_text().splitlines()[1]
+    assert row.split()[-2:] == ["+0.0024", "5/6"] and "exploratory: WORSE" in row and len(row) <= 60
+
+
+def test_letters_of_two_cells_leave_the_numbers_whole():
+    from rich.cells import cell_len
+    from rich.console import Console
+
+    console = Console(width=40, file=io.StringIO(), record=True)
+    console.print(grid(("arm", "val loss", "delta"), [("規範化層" * 6, "1.2345", "-0.1234")], 40))
+    row = console.export_text().splitlines()[1].rstrip()
+    assert row.split()[1:] == ["1.2345", "-0.1234"] and cell_len(row) <= 40 and row.startswith("規") and "…" in row
+
+
 def test_columns_without_room_are_left_out_in_their_order_rather_than_cut():
     from rich.console import Console
 

@@ -92,7 +92,9 @@ def read_curves(path: Path) -> Curves:
 
 
 def at_equal(axis: str, one: Curves, other: Curves) -> float:
-    """The difference of two runs' validation losses at the largest budget that both reached; NaN before the first.
+    """The difference of two runs' validation losses at the largest budget that both reached.
+
+    NaN before the second validation of either, since the first is of the untrained model.
 
     Args:
         axis: One of `AXES`.
@@ -101,8 +103,9 @@ def at_equal(axis: str, one: Curves, other: Curves) -> float:
     if not len(budgets) or not len(other_budgets):
         return math.nan
     largest = min(budgets[-1], other_budgets[-1])
-    loss = np.interp(largest, budgets, one.val, left=np.nan)
-    return float(loss - np.interp(largest, other_budgets, other.val, left=np.nan))
+    if largest < max(each[min(1, len(each) - 1)] for each in (budgets, other_budgets)):
+        return math.nan
+    return float(np.interp(largest, budgets, one.val) - np.interp(largest, other_budgets, other.val))
 
 
 def log_token_ratio(one: Curves, other: Curves) -> float:

@@ -388,7 +388,7 @@ def _learning_rate(table: _Table) -> Check:
     text = f"{len(trials[baseline.label])} trials for each arm at the same rates, best ones inside the grid"
     failed = [f"{arm.label} at {_rate_list(rates, ' and ')}" for arm in everyone if (rates := failed_rates(arm))]
     if failed:
-        text += f"; left out, because a run failed to train: {', '.join(failed)}"
+        text += f"; left out of the choice, because a run failed to train: {', '.join(failed)}"
     if table.terms.is_listed:
         text += "; judged at the best one alone: a wrong choice of the tuning runs counts for an arm or against it"
     if len(study.tuning_seeds) < 2:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from nexus_ablate.study.schema import CLAIM_SEEDS
@@ -61,6 +62,12 @@ class Verdict:
 
     def __str__(self) -> str:
         return self.prefix + self.word + (f" ({', '.join(self.qualifiers)})" if self.qualifiers else "")
+
+
+def interval_names(levels: Iterable[float]) -> str:
+    """`95% intervals`; of arms that several looks decided, each at its level, `99.85% and 99.93% intervals`."""
+    names = dict.fromkeys(interval_name(level).partition(" ")[0] for level in sorted(levels, reverse=True))
+    return f"{' and '.join(names)} intervals"
 
 
 def interval_name(level: float) -> str:

@@ -22,7 +22,7 @@ from nexus_ablate.comparison.load import Excluded, collect
 from nexus_ablate.comparison.results import ArmResult, Interaction, Secondary, Stratum
 from nexus_ablate.comparison.statistics import Array, Interval, interaction, mean_interval
 from nexus_ablate.comparison.terms import Terms, amendment_lines
-from nexus_ablate.comparison.verdict import FAILS
+from nexus_ablate.comparison.verdict import FAILS, NOT_COMPARABLE
 from nexus_ablate.console import several
 from nexus_ablate.errors import unknown
 from nexus_ablate.study.endpoint import Endpoint
@@ -161,13 +161,13 @@ def unpaired(base: Arm, others: list[Arm]) -> list[Excluded]:
 
 
 def _secondary(endpoint: Endpoint, arms: list[Arm], conditions: list[Check], terms: Terms) -> Secondary:
-    """An endpoint judged like the primary one. Arms of which the study expects nothing have no verdict."""
+    """An endpoint judged like the primary one. Arms of which the study expects nothing have no word of a difference."""
     here = [expectation for expectation in terms.study.expects if expectation.endpoint == endpoint.name]
     expected = {expectation.arm for expectation in here if expectation.expected not in ("trains", "fails")}
     rows = judge(arms, conditions, replace(terms, endpoint=endpoint)).results
     for row in rows:
         row.is_primary = False
-        if row.name not in expected:
+        if row.name not in expected and row.word not in (NOT_COMPARABLE, *FAILS):
             row.verdict = None
     return Secondary(endpoint, rows)
 

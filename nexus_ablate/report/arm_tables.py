@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from nexus_ablate.comparison.fairness import FAIL, PASS, UNKNOWN, WAIVED, WARN
 from nexus_ablate.comparison.results import ArmResult, Comparison, Secondary, Stratum
-from nexus_ablate.comparison.statistics import LEVEL, Interval
+from nexus_ablate.comparison.statistics import Interval
 from nexus_ablate.comparison.verdict import (
     BETTER,
     DIVERGED,
@@ -21,7 +21,7 @@ from nexus_ablate.comparison.verdict import (
     NOT_COMPARABLE,
     UNSTABLE,
     WORSE,
-    interval_name,
+    interval_names,
 )
 from nexus_ablate.console import compact
 from nexus_ablate.measure.measures import measure_of
@@ -259,9 +259,15 @@ def side_columns(stratum: Stratum) -> list[Column]:
             "text_se",
             _errors_text,
         ),
-        _interval_column("at equal FLOPs", "difference at the largest FLOPs both reached; descriptive", "at_flops"),
         _interval_column(
-            "at equal seconds", "difference at the largest training time both reached; descriptive", "at_seconds"
+            "at equal FLOPs",
+            "difference of validation losses at the largest FLOPs both reached; descriptive",
+            "at_flops",
+        ),
+        _interval_column(
+            "at equal seconds",
+            "difference of validation losses at the largest training time both reached; descriptive",
+            "at_seconds",
         ),
         _number_column("tokens/s", "training speed", "tokens_per_second", compact),
         _number_column("memory", "largest, in bytes", "peak_memory_bytes", lambda value: f"{compact(value)}B"),
@@ -312,9 +318,10 @@ def secondary_table(other: Secondary) -> TextTable:
 def secondary_heading(other: Secondary) -> tuple[str, str]:
     """The endpoint with its unit; its definition and the level of its intervals."""
     endpoint = other.endpoint
-    level = next((row.effect.level for row in other.rows if row.effect), LEVEL)
+    levels = [row.effect.level for row in other.rows if row.effect]
     name = f"{endpoint.name}, {endpoint.unit}" if endpoint.unit else endpoint.name
-    return name, f"{endpoint.measure.definition.replace('`', '')} ({interval_name(level)}s)"
+    definition = endpoint.measure.definition.replace("`", "")
+    return name, f"{definition} ({interval_names(levels)})" if levels else definition
 
 
 # --------------------------------------------------------------------------------------------------- other tables

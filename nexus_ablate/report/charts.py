@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -108,7 +109,9 @@ def svg(figure: Figure) -> str:
     if not figure.axes[0].lines:
         return ""
     out = io.StringIO()
-    figure.savefig(out, format="svg", transparent=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # the reader's browser has the font
+        figure.savefig(out, format="svg", transparent=True)
     text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", out.getvalue(), flags=re.S)
     text = re.sub(r' id="\w+_\d+"| xmlns(:xlink)?="[^"]*"', "", text[text.index("<svg") :])
     text = re.sub(r'<g id="title:([^"]*)">', r"<g><title>\1</title>", text)
@@ -127,7 +130,12 @@ def hover(text: str) -> str:
 
 def colour(index: int) -> str:
     """The colour of the arm at a place of the table."""
-    return PALETTE[f"c{index % ARM_COLOURS}"][0]
+    return PALETTE[shade(index)][0]
+
+
+def shade(place: int) -> str:
+    """The name in `PALETTE` of the colour of the arm at a place of the table; the first is the baseline's alone."""
+    return f"c{1 + (place - 1) % (ARM_COLOURS - 1) if place else 0}"
 
 
 # ------------------------------------------------------------------------------------------------------- intervals
@@ -176,7 +184,7 @@ def _bar(row: ArmResult, place: int, label: str, note: str) -> Bar:
     hint = f"{row.arm}: {difference_text(row)} {bounds(row)}"
     short = middle(printable(label), 2 * LABEL_LETTERS - 2).replace(",", ", ")
     lines = fill(short, LABEL_LETTERS, max_lines=2, placeholder="…")
-    return Bar(lines, ends, note, TONES.get(row.word, "ink"), f"c{place % ARM_COLOURS}", dots, hint)
+    return Bar(lines, ends, note, TONES.get(row.word, "ink"), shade(place), dots, hint)
 
 
 def _bars(rows: Sequence[ArmResult]) -> list[Bar]:
@@ -202,9 +210,11 @@ def strata(comparison: Comparison) -> str:
     bars = []
     for place, change in enumerate(comparison.changes, start=1):
         for row in change.rows:
-            if row is not None and row.difference is not None:
+            if row is not None:
                 bars.append(_bar(row, place, f"{row.stratum}: {row.arm}", row.word))
-    return intervals(bars, direction(comparison.strata[0]))
+    if all(bar.ends is NOT_DRAWN for bar in bars):
+        return ""
+    return intervals(bars, direction(comparison.strata[0]), endpoint=comparison.strata[0].endpoint)
 
 
 def intervals(bars: Sequence[Bar], axis: str, band: float = 0.0, endpoint: Endpoint | None = None) -> str:
@@ -241,7 +251,7 @@ def draw_intervals(
 
     if limit is None:
         farthest = [max(abs(bar.ends[0]), abs(bar.ends[2])) for bar in bars if bar.ends[0] < bar.ends[2]]
-        limit = max(8 * float(np.median(farthest or [0])), 3 * band)
+        limit = max(8 * float(np.median(farthest or [math.inf])), 3 * band)
     seen = [band, -band]
     for bar in bars:
         values = [*bar.ends, *(value for value, _ in bar.dots)]
@@ -305,7 +315,7 @@ def draw_losses(axes: Any, stratum: Stratum, axis: str, whole: bool = False) -> 
         keep = np.unique(np.linspace(0, len(values) - 1, points).astype(int))  # the first and the last among them
         text = hover(f"{stratum.arms[index].label}, seed {run.seed}")
         axes.plot(budgets[keep], values[keep], color=colour(index), linewidth=1.1, alpha=0.75, gid=text)
-        seen.append(values[keep])
+        seen.append(values[keep][min(1, len(keep) - 2) :])  # the first is of the untrained model
         ends.append(values[-1])
     _label_budget(axes, axis, f"validation {LOSS}")
     ends = [end for end in ends if np.isfinite(end)]
@@ -338,8 +348,12 @@ def paired_differences(stratum: Stratum, axis: str) -> str:
                     pairs.append((run, base_run))
             if row.difference is None or not pairs:
                 continue
-            end = min(float(getattr(run.curves, axis)[-1]) for pair in pairs for run in pair)
-            grid = np.linspace(0.1 * end, end, points)
+            budgets = [getattr(run.curves, axis) for pair in pairs for run in pair]
+            # before its second validation a run has none but that of the untrained model
+            start, end = max(float(each[1]) for each in budgets), min(float(each[-1]) for each in budgets)
+            if start >= end:
+                continue
+            grid = np.linspace(start, end, points)
             gaps = []
             for pair in pairs:
                 loss, base_loss = (np.interp(grid, getattr(each.curves, axis), each.curves.val) for each in pair)

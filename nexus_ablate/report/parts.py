@@ -66,7 +66,7 @@ def of_stratum(stratum: Stratum, details: bool) -> Iterator[ReportPart]:
             worth = f"; worth {arm_tables.worth_text(row)} of the baseline's training tokens" if row.worth else ""
             yield ReportPart("item", f"{row.arm}: {sentences.reason(row)}{worth}")
     for two in stratum.together:
-        yield ReportPart("item", sentences.together_text(two))
+        yield ReportPart("item", sentences.together_text(two, stratum.endpoint))
     for other in stratum.secondary:
         yield ReportPart("heading", ": ".join(arm_tables.secondary_heading(other)))
         yield ReportPart("table", table=arm_tables.secondary_table(other))

@@ -14,10 +14,11 @@ from nexus_ablate.comparison.verdict import (
     FAILS,
     MEANINGS,
     UNSTABLE,
-    interval_name,
+    interval_names,
 )
 from nexus_ablate.console import several
 from nexus_ablate.report.arm_tables import interval_text
+from nexus_ablate.study.endpoint import Endpoint
 
 
 def title(stratum: Stratum) -> str:
@@ -89,10 +90,10 @@ def basis(stratum: Stratum) -> list[str]:
         f"{endpoint.name}{unit}, against {stratum.baseline} ({several(seeds, 'seed')}{sd}){better}",
         f"smallest difference that matters: {endpoint.matters}",
     ]
-    effect = next((row.effect for row in stratum.rows if row.effect is not None), None)
-    if effect is not None:
+    levels = [row.effect.level for row in stratum.rows if row.effect is not None]
+    if levels:
         cells = several(stratum.comparisons, "comparison")
-        lines.append(f"{interval_name(effect.level)}s: over {cells}, the chance of any false verdict is 5%")
+        lines.append(f"{interval_names(levels)}: over {cells}, the chance of any false verdict is 5%")
     lines += stratum.regime
     if stratum.looks:
         looks = ", ".join(map(str, stratum.looks))
@@ -140,9 +141,10 @@ def reason(row: ArmResult) -> str:
     return "; ".join([row.verdict.sentence, *row.notes]) if row.verdict else ""
 
 
-def together_text(two: Interaction) -> str:
+def together_text(two: Interaction, endpoint: Endpoint) -> str:
     """An interaction in a sentence."""
-    return f"{two.one} with {two.other}: {interval_text(two.interval)} beyond the sum of the two (negative: lower)"
+    beyond = "the product of the two (below x1: lower)" if endpoint.log else "the sum of the two (negative: lower)"
+    return f"{two.one} with {two.other}: {interval_text(two.interval, endpoint.signed)} beyond {beyond}"
 
 
 def left_out(stratum: Stratum) -> list[str]:
