@@ -70,6 +70,10 @@ def values_of(overrides):
     return compose_values(check_overrides(overrides, sweeps=False))
 
 
+def test_an_option_that_yaml_reads_as_a_boolean_is_the_option_of_that_name():
+    assert compose(["probe=false"]) == compose(["probe=off"])
+
+
 @pytest.mark.parametrize("overrides", MIXED, ids=",".join)
 def test_a_configuration_is_what_hydra_composes(overrides):
     assert from_values(values_of(overrides)) == from_values(composed_by_hydra(overrides))

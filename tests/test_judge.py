@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 import sys
 from decimal import Decimal
 from pathlib import Path
@@ -198,6 +199,31 @@ def test_runs_without_seeds_are_judged_unpaired(tmp_path, capsys):
     )
     words, values = judged(capsys, str(path), "--columns", "seed=none")
     assert words == {"x": "BETTER"} and statuses(values)["seeds"] == "WARN"
+
+
+@pytest.mark.parametrize(
+    ("head", "fix"),
+    [
+        ("method,lr,seed,test_loss", "--columns arm=COLUMN,val_loss=COLUMN"),
+        ("arm,seed,perplexity", "--columns val_loss=COLUMN"),
+        ("arm,run,val_loss", "--columns seed=none"),
+        ("arm\tseed\tval_loss", "columns that are separated by commas, or by tabs in a file named .tsv"),
+    ],
+)
+def test_a_column_is_suggested_only_where_its_name_is_near(head, fix, tmp_path, capsys):
+    path = tmp_path / "a.csv"
+    separator = "\t" if "\t" in head else ","
+    path.write_text(f"{head}\n{separator.join('1' for _ in head.split(separator))}\n")
+    assert refused(capsys, str(path))[2] == f"  try: {fix}"
+
+
+def test_a_suggested_baseline_is_quoted_as_it_must_be_typed(tmp_path, capsys):
+    path = table(tmp_path / "a.csv", **{"base line": BASE, "Adam's": LOWER})
+    for typed, name in (("", "base line"), ("base lin", "base line"), ("adams", "Adam's")):
+        words = ["--baseline", typed] if typed else []
+        fix = refused(capsys, path, *words)[2].removeprefix("  try: ")
+        assert shlex.split(fix) == ["--baseline", name]
+        assert main(["judge", path, *shlex.split(fix)]) == 0
 
 
 def test_one_shared_seed_is_not_a_pairing(tmp_path, capsys):
@@ -483,7 +509,7 @@ UNFAIR = "arm,seed,val_loss,caution\nbaseline,0,2.0,NOT COMPARABLE: tokens\nnew,
         (GOOD.replace("1.93", "inf"), [], "line 9: val_loss is not a finite number", "`failed`"),
         (GOOD.replace("1.93", ""), [], "line 9: val_loss is not a finite number", "`failed`"),
         (GOOD + "new,3,1.93\n", [], "two rows are of one arm and one seed", "one row per run"),
-        (GOOD.replace("baseline", "adamw"), [], "is called baseline", "--baseline 'adamw'"),
+        (GOOD.replace("baseline", "adamw"), [], "is called baseline", "--baseline adamw"),
         (GOOD, ["--baseline", "nex"], "no arm of this name", "--baseline new"),
         (GOOD.replace("new", "baseline").replace("baseline,", "baseline,1", 5), [], "two rows", "one row"),
         (GOOD.replace("new,", ",", 1), [], "line 3: arm is empty", "name the arm"),

@@ -546,6 +546,22 @@ def test_counts_agree_with_a_run_s(tiny):
     assert by_flops.steps * 16 * 8 >= 10 * 4 * 8
 
 
+@pytest.mark.parametrize(
+    ("typed", "fix"),
+    [
+        ("vary.lr=1e-3,3e-3", "vary.optim.lr=1e-3,3e-3"),
+        ("vary.norms=dyt,layer", "vary.norm=dyt,layer"),
+        ("strata.n_layers=2,4", "strata.model.n_layers=2,4"),
+    ],
+)
+def test_the_suggested_key_of_several_values_keeps_them_all(typed, fix, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["plan", "mine", "seeds=0", "model=femto", *(["vary.norm=layer"] if "strata" in typed else [])]
+    assert main([*words, typed]) == errors.CONFIG
+    assert capsys.readouterr().err.splitlines()[2] == f"  try: {fix}"
+    assert main([*words, fix]) == 0
+
+
 def test_a_file_named_like_a_shipped_study_is_refused_as_its_name_would_mean_that_one(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ffn.yaml").write_text("question: q?\nbaseline: model=femto\narms: [ffn=relu]\nseeds: [0]\n")

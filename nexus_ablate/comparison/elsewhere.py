@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from nexus_ablate.comparison.results import Comparison, Stratum
 from nexus_ablate.comparison.terms import NO_STUDY, Terms
 from nexus_ablate.comparison.within_stratum import compared, unpaired
 from nexus_ablate.console import several
-from nexus_ablate.errors import ConfigError, unknown
+from nexus_ablate.errors import ConfigError, did_you_mean, unknown
 from nexus_ablate.measure.measures import Measure, measure_of
 from nexus_ablate.runs import RunRecord
 from nexus_ablate.study.endpoint import Endpoint, Margin
@@ -171,9 +172,13 @@ def _require_tuning(runs: list[Listed], endpoint: Endpoint, tuning_seeds: set[in
 
 def _baseline(names: list[str], requested: str | None, where: str) -> str:
     if requested is not None and requested not in names:
+        if near := did_you_mean(requested, names):
+            problem, fix = f"there is no arm of this name in {where}", f"--baseline {shlex.quote(near)}"
+            raise ConfigError(problem, f"--baseline {requested}", fix)
         raise unknown(f"there is no arm of this name in {where}", requested, names, "--baseline {}")
     if requested is None and "baseline" not in names:
-        raise ConfigError(f"no arm of {where} is called baseline", ", ".join(names), f"--baseline '{names[0]}'")
+        fix = f"--baseline {shlex.quote(names[0])}"
+        raise ConfigError(f"no arm of {where} is called baseline", ", ".join(names), fix)
     if len(names) < 2:
         raise ConfigError(f"{where} has one arm", names[0], "rows of a baseline and of the arms to compare with it")
     return requested or "baseline"

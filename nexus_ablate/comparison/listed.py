@@ -225,11 +225,12 @@ def rows_of(
     if missing := [name for name in wanted if names[name] not in present]:
         chosen = dict(columns)
         for name in missing:
-            unused = [column for column in present if column not in (*names.values(), *chosen.values())]
-            otherwise = NO_SEED if name == "seed" else (unused or present)[0]
-            chosen[name] = did_you_mean(names[name], present) or otherwise
+            free = [column for column in present if column not in (*names.values(), *chosen.values())]
+            chosen[name] = did_you_mean(names[name], free) or (NO_SEED if name == "seed" else "COLUMN")
         mapping = ",".join(f"{name}={column}" for name, column in chosen.items())
         problem, shown = f"the source has no column {names[missing[0]]}", printable(", ".join(present), 200)
+        if len(present) == 1:
+            raise ConfigError(problem, shown, "columns that are separated by commas, or by tabs in a file named .tsv")
         raise ConfigError(problem, shown, f"--columns {shlex.quote(mapping)}")
     runs = []
     for number, (where, cells) in enumerate(source.rows):

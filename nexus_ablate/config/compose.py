@@ -47,7 +47,11 @@ def compose_values(overrides: Sequence[Override]) -> dict[str, Any]:
     Raises:
         ConfigError: An interpolation leads nowhere.
     """
-    chosen = {override.name: override.values[0] for override in overrides if override.name in GROUPS}
+    chosen = {}
+    for override in overrides:
+        if override.name in GROUPS:
+            value = override.values[0]
+            chosen[override.name] = show(value) if isinstance(value, bool) else value  # `probe=false`
     preset = chosen.pop("preset", None) or "none"
     own = choices_of("config") | choices_of(f"preset/{preset}")
     values: dict[str, Any] = _defaults("config")

@@ -253,7 +253,9 @@ def _check_key(prefix: str, override: str) -> None:
         check_overrides([override.partition(",")[0]], sweeps=False)
     except ConfigError as error:
         if error.problem == NO_KEY:
-            fix = f"{prefix}.{error.fix}" if is_override(error.fix) else error.fix
+            fix, values = error.fix, override.partition("=")[2]
+            if is_override(fix):
+                fix = f"{prefix}.{key_of(fix)}={values}"
             raise ConfigError(error.problem, f"{prefix}.{override}", fix) from error
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import math
+import os
 import shutil
 import sys
 import time
@@ -80,8 +81,13 @@ class Display:
         """Print one line, above the progress bar if there is one."""
         if self._bar is not None:
             self._bar.write(printable(line), file=self.stream)
-        else:
+            return
+        try:
             print(printable(line), file=self.stream, flush=True)
+        except BrokenPipeError:  # after `2>&1 | head` a run goes on without its display
+            if self.stream is sys.stderr:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            self.stream = _Nowhere()
 
     def warn(self, line: str) -> None:
         """Print one line about something that did not happen as asked."""
