@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -266,7 +267,13 @@ def runs_dir_of(launch: list[str]) -> Path:
         ConfigError: The override cannot be read.
     """
     typed = [text for text in launch if key_of(text) == "runs_dir"]
-    return Path(compose(typed[-1:]).runs_dir) if typed else Path("runs")
+    return _runs_dir(typed[-1]) if typed else Path("runs")
+
+
+@cache
+def _runs_dir(text: str) -> Path:
+    """The folder that an override names, without the quotes and with the variables of the shell that it may have."""
+    return Path(compose([text]).runs_dir)
 
 
 def _study(source: str, typed: _Words, runs_dir: Path) -> Study:
