@@ -257,6 +257,25 @@ def test_at_equal_tokens_the_difference_is_that_of_the_end_and_slower_arms_lose_
     assert result.token_ratio is not None and result.token_ratio.mean > 1
 
 
+def test_an_arm_too_slow_for_a_second_validation_has_no_difference_at_equal_seconds(study):
+    for path in study.paths[5:]:
+        rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().split("\n")[:-1]]
+        slow = [json.dumps(r | {"seconds": 1000 * r["seconds"]}) + "\n" for r in rows]
+        (path / "metrics.jsonl").write_text("".join(slow))
+    assert row(compare(study.root), "norm=layer").at_seconds is None
+
+
+def test_the_levels_of_arms_that_several_looks_decided_are_all_named(tmp_path, capsys):
+    writer, noise = Writer(tmp_path), np.random.default_rng(0).normal(0, 0.01, (2, 10))
+    for seed in range(10):
+        writer.run(seed=seed, loss=2.0)
+        writer.run("norm=layer", seed=seed, loss=2.5 + noise[0, seed])
+        writer.run("norm=dyt", seed=seed, loss=2.001 + noise[1, seed])
+    writer.plan(("norm=layer",), ("norm=dyt",), seeds=[*range(10)], looks=[5, 10], look_weights=[0.3, 0.7])
+    assert main(["compare", str(tmp_path / "study")]) == 0
+    assert re.search(r"\n[\d.]+% and [\d.]+% intervals: over 2 comparisons", capsys.readouterr().out)
+
+
 # ----------------------------------------------------------------------------------------------- what is left out
 
 

@@ -63,3 +63,14 @@ def test_the_runs_of_a_multirun_have_a_group_on_wandb_and_those_of_an_experiment
 def test_an_arm_with_a_list_of_roles_is_named_as_typed(tiny_run, capfd):
     assert main(["-m", *tiny_run(), "train.steps=4", "optim.groups=[],[embedding:lr:0.1]"]) == 0
     assert "optim.groups=[embedding:lr:0.1]" in capfd.readouterr().err
+
+
+def test_only_a_study_names_the_flag_that_runs_failed_runs_again(tiny_run, instant, capsys):
+    class Everything:
+        def __contains__(self, run):
+            return True
+
+    instant.failing = Everything()
+    for words, named in ((["-m", "norm=rms,layer"], False), (["study", "mine", "vary.norm=layer", "seeds=0"], True)):
+        assert main([*words, *tiny_run()]) != 0
+        assert ("--retry failed runs the failed ones again" in capsys.readouterr().err) == named
