@@ -194,6 +194,36 @@ def test_a_change_without_all_its_runs_has_no_outcome(planted, capsys):
     assert "6 of 10" in out and re.search(r"nexus-ablate study panel_default +\d+ runs", out)
 
 
+def test_rates_beyond_those_beside_the_best_one_are_not_needed(capsys, tmp_path, monkeypatch):
+    def pruned(beside: int) -> str:
+        losses: dict = {}
+        for run in record.runs:
+            losses.setdefault((run.study, run.arm, run.size), {}).setdefault(run.rate, []).append(run.loss)
+        kept = []
+        for run in record.runs:
+            means = {rate: np.mean(seeds) for rate, seeds in losses[run.study, run.arm, run.size].items()}
+            rates = sorted(means)
+            best = rates.index(min(means, key=means.get))
+            if PANEL.changes.get(run.arm) and PANEL.changes[run.arm].at == "default":
+                kept += [run] if run.rate == rates[2] else []
+            elif run.rate in rates[best - beside : best + 2] or run.rate == rates[-1]:  # qk_norm is read there
+                kept.append(run)
+        assert len(kept) < len(record.runs)
+        record_of_kept = msgspec.structs.replace(record, runs=kept)
+        (tmp_path / "panel_runs.json").write_bytes(msgspec.json.encode(record_of_kept))
+        return shown(capsys, f"runs_dir={tmp_path / 'nothing'}")
+
+    record = calibration.recorded()
+    record = msgspec.structs.replace(record, runs=[run for run in record.runs if run.size == "femto"])
+    monkeypatch.setattr(calibration, "conf_dir", lambda: tmp_path)
+    (tmp_path / "panel_runs.json").write_bytes(msgspec.json.encode(record))
+    of_all = shown(capsys, f"runs_dir={tmp_path / 'nothing'}")
+    before, _, after = of_all.partition("Trained: 468 of 468 runs at femto")
+    partly = pruned(beside=1)
+    assert before in partly and after.partition(".")[2] in partly, "docs/panel.md says: the same rate for every arm"
+    assert "16 of 18" in of_all and "16 of 18" not in pruned(beside=0), "control: the next lower rate might be better"
+
+
 def test_no_agreement_of_directional_changes_is_stated_where_none_has_ended(planted, capsys):
     for name in DIRECTIONAL[:12]:
         for arm in planted.glob(f"*/{name}"):

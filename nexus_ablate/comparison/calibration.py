@@ -2,7 +2,7 @@
 
 Decision accuracy is the share of changes whose difference has the published sign (DataDecide, arXiv:2504.11393). The
 arm and its baseline are read at the rate at which each has the lowest mean loss over the seeds: both are chosen alike,
-on the same seeds.
+on the same seeds. The rates on both sides of it must be trained, those beyond need not be.
 """
 
 from __future__ import annotations
@@ -143,19 +143,21 @@ def chance_of(right: int, of: int, accuracy: float) -> float:
 
 
 def outcomes(panel: Panel, runs: Iterable[PanelRun]) -> list[ChangeOutcome]:
-    """The changes whose runs have all ended, size by size, in the panel's order."""
+    """The changes whose arm and baseline can be read at a rate, size by size, in the panel's order."""
     losses = {astuple(run)[:-1]: math.inf if run.loss is None else run.loss for run in runs}
     found = []
     for size, (name, change) in itertools.product(panel.sizes, panel.changes.items()):
         rates = panel.sizes[size].rates
         keys = itertools.product([change.study], [name, BASELINE], [size], rates, panel.seeds)
         of_both = np.array([losses.get(key, math.nan) for key in keys]).reshape(2, len(rates), -1)
-        if np.isnan(of_both).any():
+        baseline_at = "largest" if change.at == "largest" else "own"
+        read_at = [
+            _rate_of(means, at) for means, at in zip(of_both.mean(axis=2), (change.at, baseline_at), strict=True)
+        ]
+        if None in read_at:
             continue
-        last = len(rates) - 1
-        chosen = [last, last] if change.at == "largest" else of_both.mean(axis=2).argmin(axis=1).tolist()
-        at_edge = change.at == "own" and not {0, last}.isdisjoint(chosen)
-        arm, baseline = of_both[0, chosen[0]], of_both[1, chosen[1]]
+        at_edge = change.at == "own" and not {0, len(rates) - 1}.isdisjoint(read_at)
+        arm, baseline = of_both[0, read_at[0]], of_both[1, read_at[1]]
         low = mean = high = float(arm.mean()) - float(baseline.mean())
         if math.isfinite(mean):
             interval = mean_interval(arm - baseline)
@@ -163,6 +165,19 @@ def outcomes(panel: Panel, runs: Iterable[PanelRun]) -> list[ChangeOutcome]:
             low, high = interval.low, interval.high
         found.append(ChangeOutcome(name, change, size, mean, low, high, at_edge))
     return found
+
+
+def _rate_of(means: np.ndarray, at: str) -> int | None:
+    """The index of the rate that an arm is read at, from its mean loss at each; NaN where a run is missing.
+
+    None where a rate is missing that might be the best one. Losses are taken to have one minimum over the rates, and an
+    arm that does not take the rate of its stratum has the same losses at each.
+    """
+    last = len(means) - 1
+    best = last if at == "largest" or np.isnan(means).all() else int(np.nanargmin(means))
+    beside = 1 if at == "own" else 0
+    needed = means[max(best - beside, 0) : best + beside + 1]
+    return None if np.isnan(needed).any() else best
 
 
 def trained(panel: Panel, runs: Iterable[PanelRun]) -> dict[str, tuple[int, int]]:

@@ -42,9 +42,9 @@ HEAD = """# The calibration panel
 
 How far can a model of 0.05 or 0.2 million parameters be believed? Each change below has a known outcome in models of
 about 124M parameters and more. The table was written before the panel's runs; of the changes that were `seen before`
-the first edition of the [claims](claims.md) had shown the outcome. Three things were changed when part of the runs was
-known: optimizers are no longer scored, nor is `dyt`, whose authors report a match, and the rates of `femto` end at
-0.048 instead of 0.024.
+the first edition of the [claims](claims.md) had shown the outcome. Four things were changed when part of the runs was
+known: optimizers are no longer scored, nor is `dyt`, whose authors report a match, the rates of `femto` end at 0.048
+instead of 0.024, and `pico` leaves out rates that no arm would be read at.
 [conf/panel.yaml](../conf/panel.yaml) is its source, `python scripts/docs.py` writes this page, and
 `nexus-ablate claims --panel` prints it for your runs.
 
@@ -52,8 +52,11 @@ known: optimizers are no longer scored, nor is `dyt`, whose authors report a mat
   where the 95% interval over the seeds excludes 0 on the other side.
 - A *null* change is right only where the interval lies inside its margin. An interval that crosses the margin decides
   nothing, and counts as not right.
-- Both are trained at each rate with each seed, and each is read at its own best rate over the seeds, `qk_norm` at the
-  largest rate for both. The intervals are over three seeds and know nothing of other texts.
+- Each of the two is read at its own best rate over the seeds, `qk_norm` at the largest rate for both. The intervals are
+  over three seeds and know nothing of other texts.
+- At femto every arm is trained at every rate. At pico the rates go out from the best one so far until those on both
+  sides of it are worse, and those beyond are left out. At femto that would have found the same rate for every arm: each
+  loss falls to one minimum and rises after it.
 - Differences are in nats per token. A token is a byte here, and mostly a piece of a word in the sources, so signs can
   be compared, and sizes cannot. Nor can margins: 0.02 nats per byte are about 0.08 per piece of a word, more than any
   published effect below.
