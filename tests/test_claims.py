@@ -277,6 +277,7 @@ def stratum(root: Path, name: str, losses: dict[str, list[float]], **values) -> 
     study(Writer(root, f"deep@{name}"), arms, stratum=name, of="deep", share=0.5, claim="LayerNorm is worse", **values)
 
 
+@pytest.mark.slow
 def test_strata_are_compared_each_with_its_own_baseline_and_side_by_side(tmp_path, capsys):
     expects = [{"arm": "norm=layer", "endpoint": "val_loss", "expected": "higher"}]
     more: dict = {"expects": expects, "all_strata": ["n-4", "n-24"]}

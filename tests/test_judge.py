@@ -620,6 +620,7 @@ def test_a_port_that_has_the_digits_of_a_refusal_is_none(message, refused):
     assert bool(REFUSAL.search(message)) == refused
 
 
+@pytest.mark.slow
 def test_a_project_on_wandb_that_cannot_be_judged_is_three_lines(wandb_server, capsys, monkeypatch):
     assert "no such project, or your key" in refused(capsys, "wandb:me/nowhere")[0]
     assert "entity and project" in refused(capsys, "wandb:nexus-ablate")[0]

@@ -96,6 +96,7 @@ def test_whatever_may_compute_changes_the_hash(before, after):
     assert text_hash(CODE.replace(before, after)) != text_hash(CODE)
 
 
+@pytest.mark.slow
 def test_in_every_file_each_token_counts_and_comments_docstrings_and_spaces_do_not():
     draw = random.Random(0)
     for name, known in source_hashes().items():

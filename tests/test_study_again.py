@@ -37,6 +37,7 @@ def launched(tiny_run, *words):
     return ["--workers", "1", *(text for text in tiny_run() if text.startswith(how))]
 
 
+@pytest.mark.slow
 def test_a_study_stopped_before_a_run_s_evaluations_makes_up_for_them(tiny_run, forked_workers, tmp_path):
     how = launched(tiny_run, "vary.norm=layer", "seeds=0", "evals=[quantization]")
     first, second = (read_run(path) for path in find_runs([tmp_path / "runs/mine"]))
@@ -48,6 +49,7 @@ def test_a_study_stopped_before_a_run_s_evaluations_makes_up_for_them(tiny_run, 
     assert read_run(second.path).summary == second.summary
 
 
+@pytest.mark.slow
 def test_an_amendment_to_an_evaluation_runs_it_and_one_to_a_probe_that_was_off_is_refused(
     tiny_run, forked_workers, tmp_path, capsys
 ):
@@ -59,6 +61,7 @@ def test_an_amendment_to_an_evaluation_runs_it_and_one_to_a_probe_that_was_off_i
     assert "name=mine_2, which trains them anew" in said(capsys) and record(tmp_path, "mine") == before
 
 
+@pytest.mark.slow
 def test_a_second_command_has_the_exit_status_of_the_failed_run(tiny_run, forked_workers, tmp_path):
     how = launched(tiny_run, "vary.norm=layer", "seeds=0")
     (path,) = find_runs([tmp_path / "runs/mine/norm=layer"])
@@ -80,7 +83,7 @@ STUDY, MULTIRUN = ["study", "mine", "vary.norm=layer", "seeds=0", "--workers", "
     ("words", "key", "expected", "lines"),
     [
         (STUDY, "", "WARN W&B has no key on this machine: set WANDB_API_KEY or run `wandb login`", 1),
-        (STUDY, "a" * 40, GONE.replace("{place}", "{study}"), 1),
+        pytest.param(STUDY, "a" * 40, GONE.replace("{place}", "{study}"), 1, marks=pytest.mark.slow),
         (MULTIRUN, "a" * 40, GONE.replace("{place}", "{run}"), 2),
     ],
     ids=["no key", "a study names its folder", "a run of a multirun names itself"],
@@ -103,6 +106,7 @@ def test_a_launch_prints_what_wandb_lacks_of_its_runs(
     assert len(said) == lines and all(line.startswith(tuple(possible)) for line in said), said
 
 
+@pytest.mark.slow
 def test_a_study_prints_that_torch_compile_failed(tiny_run, forked_workers, monkeypatch, capsys):
     def fail(*inputs):
         raise RuntimeError("no working C++ compiler")
@@ -123,6 +127,7 @@ def test_under_another_name_an_arm_is_matched_to_the_new_baseline_and_has_no_his
     assert record(tmp_path, "mine")["added"] and not {"added", "amendments"} & record(tmp_path, "mine_2").keys()
 
 
+@pytest.mark.slow
 def test_status_counts_what_an_amended_study_wants_and_names_the_runs_that_it_replaced(
     tiny_run, forked_workers, tmp_path, capsys
 ):
@@ -217,6 +222,7 @@ def test_strata_of_a_launched_study_are_not_exchanged_for_others(tiny_run, insta
     assert main(["study", "mine", "strata.model.n_layers=2,1", *words]) == 0, "control: the same strata"
 
 
+@pytest.mark.slow
 def test_a_launched_study_does_not_read_another_text(tiny_run, text_file, forked_workers, tmp_path, capsys):
     how = launched(tiny_run, "vary.norm=layer", "seeds=0")
     text = text_file.read_text()
@@ -246,6 +252,7 @@ def test_a_folder_with_spaces_and_accents_holds_the_study_and_its_runs(
         assert main(again) == 0 and len(instant.trained) == 2, "nothing is trained twice"
 
 
+@pytest.mark.slow
 def test_one_damaged_run_does_not_keep_the_others_from_being_trained(tiny_run, forked_workers, tmp_path, capsys):
     how = launched(tiny_run, "vary.norm=layer", "seeds=0,1", "evals=[quantization]")
     damaged, missing = find_runs([tmp_path / "runs/mine/norm=layer"])

@@ -562,6 +562,7 @@ def test_the_suggested_key_of_several_values_keeps_them_all(typed, fix, capsys, 
     assert main([*words, fix]) == 0
 
 
+@pytest.mark.slow
 def test_a_file_named_like_a_shipped_study_is_refused_as_its_name_would_mean_that_one(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ffn.yaml").write_text("question: q?\nbaseline: model=femto\narms: [ffn=relu]\nseeds: [0]\n")

@@ -103,6 +103,7 @@ def test_commands_in_a_report_work_outside_of_runs_and_with_spaces(tmp_path, cap
         )
 
 
+@pytest.mark.slow
 def test_a_terminal_of_another_encoding_gets_the_table_without_some_characters(tmp_path):
     strata(tmp_path, "shallow", "deep")
     command = [sys.executable, "-m", "nexus_ablate", "compare", "runs/depth"]
@@ -170,6 +171,7 @@ def test_status_without_a_run_to_show_shows_none(tmp_path, monkeypatch, words, f
     assert cli.main(["status", *words, *flags]) == 0
 
 
+@pytest.mark.slow
 def test_a_page_of_strata_is_watched_until_the_last_of_them_has_ended(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     strata(tmp_path, "shallow", "deep")
@@ -215,6 +217,7 @@ def test_a_reader_that_has_gone_is_no_failure(tmp_path, command):
     assert program.returncode == 0
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_without_a_reader_of_its_display(tiny_run, tmp_path):
     words = [sys.executable, "-m", "nexus_ablate", *tiny_run("train.steps=2")]
     with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as program:
@@ -302,6 +305,7 @@ def test_a_study_in_runs_is_compared_by_its_name(tmp_path, monkeypatch, capsys, 
     assert cli.main(["compare", "dept"]) == 2 and "got: dept" in capsys.readouterr().err, "control"
 
 
+@pytest.mark.slow
 def test_a_reader_who_closes_the_pipe_has_the_saved_files(tmp_path):
     strata(tmp_path, "shallow", "deep")
     command = f"{sys.executable} -m nexus_ablate compare runs/depth --html page.html --csv table.csv | true"

@@ -453,6 +453,7 @@ def test_control_without_the_thread_the_same_wandb_does_hold_up_the_rows(trainin
     assert seconds > 1, lines
 
 
+@pytest.mark.slow
 def test_a_wandb_that_is_too_slow_for_the_rows_lags_behind_and_lacks_none(training, fake):
     fake.run.on_log = lambda: time.sleep(0.03)
     tracker = training.start(patience=30)
