@@ -173,6 +173,7 @@ REFUSED = [
     (".csv", "text", b"text\nHello, world\nNo comma\n", "more fields than the header"),
     (".csv", "text", b"text,label\nsome words,0,\nothers,1,\n", "more fields than the header"),
     (".jsonl", "text", b'["a", "b"]\n', "no object such as"),
+    (".jsonl", "text", b"", "mine.jsonl has no rows"),
 ]
 
 

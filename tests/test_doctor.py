@@ -63,6 +63,8 @@ def test_a_directory_that_cannot_hold_runs_is_what_stops_everything(capsys, tmp_
     blocked.write_text("")
     assert directory("runs", tmp_path / "new" / "runs", "").ready, "it need not be there yet"
     assert not (tmp_path / "new").exists()
+    assert main(["doctor", str(blocked)]) == errors.CONFIG
+    assert "a file is where a directory is needed  -> runs_dir=DIR" in capsys.readouterr().out
     monkeypatch.setattr(doctor.tempfile, "TemporaryFile", lambda **_: (_ for _ in ()).throw(PermissionError(13, "no")))
     assert main(["doctor", str(tmp_path)]) == errors.CONFIG
     said = capsys.readouterr().out

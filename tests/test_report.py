@@ -217,6 +217,8 @@ def test_hostile_names_are_text_everywhere(hostile):
     body = tex[tex.index("\\midrule") :]
     assert body.count("\\end{tabular}") == 1 and "alert(1)" in body
     assert json_values(hostile)["rows"][1]["arm"] == HOSTILE
+    hostile.rows[1].arm = hostile.arms[1].label = "[1ex] * an argument"
+    assert "\n{}[1ex]" in latex(hostile), "after the end of a row LaTeX would read it as a distance"
 
 
 def test_without_the_escaping_the_script_would_be_in_the_page(hostile, monkeypatch):

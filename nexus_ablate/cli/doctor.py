@@ -170,6 +170,8 @@ def directory(name: str, path: Path, other: str) -> MachineCheck:
     import fcntl
 
     there = _existing(path)
+    if any(part.is_file() for part in (path, *path.parents)):
+        return MachineCheck(name, False, f"{path}: a file is where a directory is needed", other, need=True)
     locks = ""
     try:
         free = shutil.disk_usage(there).free

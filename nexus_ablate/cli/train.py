@@ -7,7 +7,7 @@ import sys
 
 from nexus_ablate.cli.backend import BACKEND_FLAGS, backend_of
 from nexus_ablate.cli.verb import OVERRIDES, Flag, Flags, Verb, one_of, typed
-from nexus_ablate.errors import OK, ConfigError
+from nexus_ablate.errors import OK, ConfigError, unknown
 
 VERB = Verb(
     "train",
@@ -94,11 +94,16 @@ def _hydra(overrides: list[str], flags: Flags) -> int:
     """Let Hydra answer --cfg, --info and --hydra-help."""
     import hydra
 
-    from nexus_ablate.config.compose import search_plugins
+    from nexus_ablate.config.compose import compose_values, search_plugins
     from nexus_ablate.config.options import conf_dir
     from nexus_ablate.config.overrides import check_overrides
 
-    check_overrides(overrides, sweeps=False)
+    given = check_overrides(overrides, sweeps=False)
+    if flags.get("cfg") == "job":
+        groups = {name: list(value) if isinstance(value, dict) else [] for name, value in compose_values(given).items()}
+        parts = [*groups, *(f"{group}.{key}" for group, keys in groups.items() for key in keys)]
+        if flags.get("package", parts[0]) not in parts:
+            raise unknown("the configuration has no part of this name", flags["package"], parts)
     overrides = [] if "hydra_help" in flags else overrides
     search_plugins()
     sys.argv = [sys.argv[0], *overrides]

@@ -131,7 +131,7 @@ class Verb:
             if flag.repeated:
                 values.setdefault(flag.key, []).append(value)
             elif flag.key in values:
-                got = f"{values[flag.key]} and {text}"
+                got = f"{values[flag.key]} and {text}" if flag.takes else argument
                 raise ConfigError(f"{flag.name} is given twice", got, f"give {flag.name} once")
             else:
                 values[flag.key] = value
@@ -156,6 +156,10 @@ class Verb:
         flag = next((flag for flag in self.flags if name in (flag.name, flag.short)), None)
         if flag is None:
             self._refuse_spelling([argument, *rest])
+            if self.name == "train" and (verb := next((word for word in rest if word in verb_names()), "")):
+                rest.remove(verb)
+                fix = shlex.join(["nexus-ablate", verb, argument, *rest])
+                raise ConfigError("the verb stands before its flags", f"{argument} before {verb}", fix)
             names = [flag.name for flag in self.flags] + ["--help"]
             fix = f"nexus-ablate {self.name} --help"
             raise unknown(f"{self.name} has no flag of this name", name, names, otherwise=fix)

@@ -142,15 +142,16 @@ def _separated(data: bytes, kind: str) -> pandas.DataFrame:
     """Cells as text, by line. Where semicolons separate them, a comma in a number is its decimal point."""
     import pandas
 
-    first_line = data.partition(b"\n")[0]
+    written = data.lstrip(b"\r\n")
+    first_line = written.partition(b"\n")[0]
     has_semicolons = kind == ".csv" and b";" in first_line and b"," not in first_line
     separator = ";" if has_semicolons else {".csv": ",", ".tsv": "\t"}[kind]
     reading = {"sep": separator, "header": None, "dtype": str, "keep_default_na": False, "skip_blank_lines": False}
     try:
-        table = pandas.read_csv(io.BytesIO(data), encoding="utf-8-sig", skipinitialspace=True, **reading)
+        table = pandas.read_csv(io.BytesIO(written), encoding="utf-8-sig", skipinitialspace=True, **reading)
     except pandas.errors.EmptyDataError:
         return pandas.DataFrame()
-    table.index += 1
+    table.index += 1 + data[: len(data) - len(written)].count(b"\n")
     heads = [str(head).strip() for head in table.iloc[0]]
     if len(set(heads)) < len(heads):
         raise ValueError(f"two columns have one name: {', '.join(heads)}")

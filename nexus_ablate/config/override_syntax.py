@@ -72,6 +72,8 @@ def read_override(text: str) -> Override:
         override = _parser().parse_override(text)
     except (HydraException, ValueError, RecursionError) as error:  # ValueError: a number of 5000 digits
         fix = 'KEY=VALUE, without spaces around "="; quote values with special characters: key=\'"..."\''
+        if "~/" in text:  # a shell expands it at the beginning of a word only
+            fix = text.replace("~/", f"{Path.home()}/")
         raise ConfigError("this override cannot be read", text, fix) from error
     name, typed = override.key_or_group, text.partition("=")[2]
     if name == "study":

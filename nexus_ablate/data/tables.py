@@ -32,6 +32,8 @@ def column_texts(path: Path, column: str) -> list[str]:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"{path.name} cannot be read as {path.suffix[1:]}", reason, "name a whole file") from error
     columns = [str(name) for name in table.columns]
+    if not columns:
+        raise ConfigError(f"{path.name} has no rows", str(path), "name a file with documents")
     if column not in columns:
         raise no_column(column, columns, str(path))
     return list(_texts(table[column].tolist(), path, column))

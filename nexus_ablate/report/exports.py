@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from nexus_ablate.comparison.results import Comparison, Stratum
@@ -87,6 +88,7 @@ def _latex_table(stratum: Stratum) -> str:
     for column in columns:
         align += "r" if column.number else "l"
     text = frame.to_latex(index=False, column_format=align)
+    text = re.sub(r"^(?=[\[*])", "{}", text, flags=re.M)  # after a row's end these would be read as its arguments
     if stratum.name:
         heading = f"\\multicolumn{{{len(columns)}}}{{l}}{{{tex(stratum.name)}}} \\\\\n\\midrule\n"
         text = text.replace("\\toprule\n", f"\\toprule\n{heading}")

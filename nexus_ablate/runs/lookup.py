@@ -34,8 +34,15 @@ def name_to_type(path: Path) -> str:
 
 
 def place_of(word: str) -> Path:
-    """The directory that a word names: itself, or that of a study in runs/, which has strata beside it or instead."""
+    """The directory that a word names: itself, or that of a study in runs/, which has strata beside it or instead.
+
+    Raises:
+        ConfigError: It names a file.
+    """
     path, named = Path(word), DEFAULT / word
+    if path.is_file():
+        fix = f"nexus-ablate judge {shlex.quote(word)}, if it is a table of results"
+        raise ConfigError("this is a file, not a directory of runs", word, fix)
     is_name = path.name == word and not os.path.lexists(path)
     return named if is_name and with_strata(named)[0].is_dir() else path
 
