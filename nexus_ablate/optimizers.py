@@ -17,7 +17,7 @@ from nexus_ablate.axes.modules import parameter_roles
 from nexus_ablate.axes.param import Standard
 from nexus_ablate.config.grammar import factors_by_role, show
 from nexus_ablate.config.options import Option, Registry
-from nexus_ablate.config.roles import DECAYED, MATRICES, SMALL_MAP
+from nexus_ablate.config.roles import DECAYED, SMALL_MAP, is_matrix
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.kernels.adamw import AdamW as AdamWSteps
 
@@ -53,7 +53,7 @@ class Optimizer:
 
     state_bytes = 0
     """Least state per element of a parameter."""
-    scalars_on_cpu = False
+    step_on_cpu = False
     """Whether the parts keep scalar state on the CPU, as torch.optim does."""
 
     def __init__(self, parameters: list[Parameter], *parts: Any) -> None:
@@ -109,7 +109,7 @@ class Optimizer:
                 if id(parameter.tensor) in owned and parameter.name in states:
                     device = parameter.tensor.device
                     part.state[parameter.tensor] = {
-                        key: value if self.scalars_on_cpu and not value.ndim else value.to(device)
+                        key: value if self.step_on_cpu and key == "step" else value.to(device)
                         for key, value in states[parameter.name].items()
                     }
 
@@ -186,8 +186,8 @@ class Muon(Optimizer):
 
 def is_hidden_matrix(parameter: Parameter) -> bool:
     """Whether a parameter is a matrix between hidden vectors: not the embedding, the head or a `small_map`."""
-    hidden = parameter.role in MATRICES and parameter.role not in ("head", SMALL_MAP)
-    return hidden and parameter.tensor.ndim == 2
+    name, ndim, role = parameter.name, parameter.tensor.ndim, parameter.role
+    return ndim == 2 and is_matrix(name, ndim, role) and role not in ("head", SMALL_MAP)
 
 
 @OPTIM.register("adafactor")
@@ -198,7 +198,7 @@ class Adafactor(Optimizer):
     2018, arXiv:1804.04235, Alg. 4 and 5, as torch.optim.Adafactor.
     """
 
-    scalars_on_cpu = True
+    step_on_cpu = True
 
     def __init__(
         self,

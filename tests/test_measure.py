@@ -564,6 +564,22 @@ def test_gains_by_head_and_tables_are_no_matrices(tiny):
     assert not any("vector" in name for name, _ in block_matrices(build_model(tiny(*GAINS_BY_HEAD), 11)))
 
 
+def test_learned_keys_and_values_are_no_matrices(tiny):
+    plain, learned = (build_model(tiny(*more), 11) for more in ((), ("kv_bias=key_value",)))
+    assert [name for name, _ in block_matrices(learned)] == [name for name, _ in block_matrices(plain)]
+    assert weight_rms(learned)["weight_rms/global"] == weight_rms(plain)["weight_rms/global"]
+    optimizer = build_optimizer(learned, tiny("optim=muon").optim, 0.1)
+    rest = {parameter for group in optimizer.parts[1].param_groups for parameter in group["params"]}
+    assert {learned.blocks[0].attn.learned_key_Gd, learned.blocks[0].attn.learned_value_Gd} <= rest
+
+
+def test_the_largest_of_blocks_of_which_one_is_not_a_number_is_none(tiny):
+    probed = probe(build_model(tiny(), 11), TOKENS)
+    for block in ("block_000", "block_001"):
+        broken = {**probed, f"act/{block}/resid/kurtosis_token": math.nan}
+        assert math.isnan(model_figures(broken)["act/resid/kurtosis_token"])
+
+
 @pytest.mark.parametrize(
     ("overrides", "deviation"),
     [((), 1.0), (("preset=ngpt",), 1.0), (("ffn=ngpt", "d_ff_ratio=2"), 32**0.5), (("conv=canon",), 1.4)],

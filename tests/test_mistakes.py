@@ -164,6 +164,8 @@ def test_a_command_line_that_cannot_be_run_is_three_lines_and_makes_nothing(comm
         ("bench step --only=rms", "bench step has no --only"),
         ("bench step vocab_size=100", "try: vocab_size=auto"),
         ("bench coordinates vocab_size=100", "try: vocab_size=auto"),
+        ("bench coordinates param=mup seed=5", "try: nexus-ablate bench coordinates param=mup"),
+        ("bench coordinates train.precision=bf16", "does not read this key"),
         ("bench step norm=rmss", "try: norm=rms"),
         ("bench step --against=norm=rmss", "try: norm=rms"),
         ("bench step study=norms", "try: nexus-ablate study norms"),

@@ -288,3 +288,18 @@ def test_an_optimizer_of_a_missing_package_is_refused_with_the_command_that_inst
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3 and "pip install 'nexus-ablate[optimizers]'" in lines[2]
     assert not any(tmp_path.iterdir())
+
+
+def test_the_state_of_a_scalar_comes_back_to_the_device_of_the_scalar(tiny):
+    """`meta` stands for a GPU. The count of the steps stays on the CPU, where Adafactor reads it."""
+    config = tiny("optim=adafactor", "norm=dyt", "embed_scale=learned")
+    model = build_model(config, 11)
+    trained = build_optimizer(model, config.optim, 0.1)
+    trained.set_learning_rate(0.1)
+    model(torch.zeros(1, 8, dtype=torch.long)).square().mean().backward()
+    trained.step()
+    loaded = build_optimizer(model.to("meta"), config.optim, 0.1)
+    loaded.load(trained.tensors())
+    places = {name: tensor.device.type for name, tensor in loaded.tensors().items()}
+    assert {place for name, place in places.items() if name.endswith("/step")} == {"cpu"}
+    assert {place for name, place in places.items() if not name.endswith("/step")} == {"meta"}

@@ -119,6 +119,12 @@ def test_what_a_placement_makes_of_the_ffn_s_output_is_compared_with_the_embeddi
     assert UNHEARD in warnings("placement=pre init=gpt2 embed_scale=8")
 
 
+@pytest.mark.parametrize("placement", ["post init=gpt2", "deepnorm"])
+def test_no_embedding_is_said_to_be_large_where_a_norm_stands_behind_the_sum(placement):
+    for scale in ("off", "0.05", "sqrt_d"):
+        assert "times as large" not in warnings(f"placement={placement} embed_scale={scale}")
+
+
 def test_an_init_that_a_parametrization_refuses_is_not_advised():
     lines = warnings("param=mup")
     assert LINEAR in lines and "try init" not in lines

@@ -544,6 +544,7 @@ def test_counts_agree_with_a_run_s(tiny):
     assert larger.memory_bytes > cost.memory_bytes
     by_flops = cost_of(tiny(f"train.flops={10 * cost.flops_per_token * config.resolved.tokens_per_step}"))
     assert by_flops.steps * 16 * 8 >= 10 * 4 * 8
+    assert (cost_of(tiny("train.steps=0")).steps, cost_of(tiny("train.steps=0")).tokens) == (0, 0)
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,14 @@ def zoology(vocab_size, num_examples, input_seq_len, power_a, num_kv_pairs, rand
     return np.concatenate((pairs, queries), 1)[:, :-1], labels[:, 1:]
 
 
+def test_a_long_recall_with_a_large_power_has_far_queries():
+    """Gaps are drawn with weights whose sum does not fit into 64 bits unless they are scaled."""
+    corpus = RECALL.changed(power=4.0, length=1024)
+    x = corpus.draw("test", 200)
+    _, places = corpus.answers(x).nonzero()
+    assert places.mean() > 0.7 * 1024
+
+
 @pytest.mark.parametrize("power", [0.01, 1.0])
 def test_recall_is_distributed_as_in_zoology(power):
     """Lengths, number of pairs, where keys and values are, how often each comes, and the gaps of each pair."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +14,7 @@ from nexus_ablate.cli.verb import FORCE, Flag, Flags, Verb, comma_separated, pos
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.options import AXES, option_files
 from nexus_ablate.errors import BUG, OK, ConfigError, unknown
+from nexus_ablate.study.arm_overrides import key_of
 
 if TYPE_CHECKING:
     from nexus_ablate.bench.axis_cost import Bench
@@ -28,6 +30,8 @@ FLAGS_OF = {
 WIDTHS = [64, 128, 256, 512]
 SMALL = ("model.context=64", "train.batch_size=4")
 """Defaults of `coordinates`, where a few steps on few tokens decide."""
+UNREAD = ("data", "evals", "experiment", "probe", "runs_dir", "seed", "tracker", "train", "z_loss")
+"""Keys and groups that `coordinates` does not read, but for the batch size."""
 
 
 def _widths(text: str) -> list[int]:
@@ -198,6 +202,11 @@ def _coordinates(overrides: list[str], flags: Flags) -> int:
     """Check, print the slopes, and return 0 if they are flat."""
     from nexus_ablate.bench.coordinates import FLAT, check_coordinates, configurations, draw
 
+    for text in overrides:
+        if key_of(text).partition(".")[0] in UNREAD and key_of(text) != "train.batch_size":
+            rest = [word for word in overrides if word != text]
+            problem = "coordinates trains on random tokens, in float32 on the CPU, and does not read this key"
+            raise ConfigError(problem, text, shlex.join(["nexus-ablate", "bench", "coordinates", *rest]))
     steps = flags.get("steps", 10)
     configs = configurations([*SMALL, *overrides], flags.get("widths", WIDTHS))
     checked = check_coordinates(configs, steps, flags.get("seeds", 2))

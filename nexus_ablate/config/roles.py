@@ -12,6 +12,9 @@ BLOCKS = ("query", "key", "value", "attn_out", "ffn_in", "ffn_out")
 MATRICES = ("query", "key", "value", "gate", "attn_out", "ffn_in", "ffn_out", "head", SMALL_MAP)
 """Roles of matrices."""
 
+LEARNED = "learned_"
+"""What the names of keys and values begin with that no token makes. They have the roles of the projections."""
+
 EMBEDDINGS = ("embedding", "position")
 """Roles of tables that are looked up. A head tied to the embedding is the embedding."""
 
@@ -22,3 +25,8 @@ ROLES = (*MATRICES, *EMBEDDINGS, VECTOR)
 
 DECAYED = {"matrices": MATRICES, "matrices_embeddings": (*MATRICES, *EMBEDDINGS), "all": ROLES}
 """The roles that decay, by `optim.decay`."""
+
+
+def is_matrix(name: str, ndim: int, role: str) -> bool:
+    """Whether a parameter is one or several matrices, and no gain with a row per head, learned key or table."""
+    return ndim > 1 and role in MATRICES and not name.rpartition(".")[2].startswith(LEARNED)

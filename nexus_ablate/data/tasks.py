@@ -143,7 +143,9 @@ class RecallCorpus(TaskCorpus):
     def gaps(self, bits: np.random.Philox, count: int) -> np.ndarray:
         """(count, P): half the distance from the end of the pairs to each key's query."""
         places = np.arange(1, (self.length - 2 * self.pairs) // 2 + 1)
-        weights = np.tile((2.0**32 * places ** (self.power - 1)).astype(np.int64), (count, 1))
+        shares = places ** (self.power - 1.0)
+        scale = min(2.0**32, 2.0**62 / shares.sum())  # their sum is an int64
+        weights = np.tile((scale * shares).astype(np.int64), (count, 1))
         gaps = np.empty((count, self.pairs), dtype=np.int64)
         for column in range(self.pairs):
             gaps[:, column] = weighted(bits, weights.cumsum(1))

@@ -50,7 +50,8 @@ def initial_signal(model: GPT) -> InitialSignal:
         deviation, factor = float(seen["input"].std()), input_factor(ffn)
         share, share_at_1 = nonlinear_share(ffn, deviation), nonlinear_share(ffn, 1.0 / factor)
         deviation *= factor
-    return InitialSignal(deviation, share, share_at_1, _rms(seen["embedding"]), _rms(seen["branch"]))
+    sizes = _rms(seen["embedding"]), _rms(seen["branch"])
+    return InitialSignal(deviation, share, share_at_1, *sizes, block.norm_ffn_after_sum)
 
 
 @contextmanager

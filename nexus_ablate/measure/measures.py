@@ -159,7 +159,8 @@ SECTIONS: dict[str, tuple[Measure, ...]] = {
         Measure("initial/nonlinear", "", "share of the activation's variance that no line through its input explains, at that deviation", SUMMARY, only="an FFN with one activation"),
         Measure("initial/nonlinear_at_1", "", "share of the activation's variance that no line through its input explains, at a standard deviation of 1", SUMMARY, only="an FFN with one activation"),
         Measure("initial/embedding_rms", "", "RMS of the residual stream before the first block and the first step", SUMMARY),
-        Measure("initial/branch_rms", "", "RMS of the first FFN's output before the first step", SUMMARY),
+        Measure("initial/branch_rms", "", "RMS of what the first FFN changes in the residual stream, before the first step", SUMMARY),
+        Measure("initial/sum_is_normed", "", "whether a norm stands behind the sum of both, so that the scale of the embedding does not count", SUMMARY),
         Measure("params_non_embedding", "", "parameters without tables of tokens and positions", SUMMARY),
         Measure("flops_per_token", "FLOPs", "training FLOPs per token", SUMMARY),
         Measure("steps", "steps", "optimizer steps taken", SUMMARY),
@@ -259,7 +260,7 @@ SECTIONS: dict[str, tuple[Measure, ...]] = {
     "intervention": (
         Measure("intervention/threshold", "", "entries of this many times the median magnitude of their sequence are changed", ("intervention",), log=True),
         Measure("intervention/massive", "", "whether an entry reaches 1000 times the median; otherwise the threshold is what one entry in a thousand reaches", ("intervention",)),
-        Measure("intervention/entries_per_sequence", "entries per sequence", "entries that are changed", ("intervention",)),
+        Measure("intervention/entries_per_sequence", "entries per sequence", "entries that reach the threshold, of all blocks of the unchanged model together, in a training sequence", ("intervention",)),
         Measure("intervention/{change}/loss", NATS, "loss under a change", ("intervention",), "lower", source="arXiv:2402.17762"),
         Measure("intervention/{change}/gap", NATS, "loss under a change minus the loss before it", ("intervention",)),
         Measure("intervention/{change}/attn/first_token_mass", "", "as `attn/first_token_mass`", ("intervention",)),
@@ -285,7 +286,7 @@ SECTIONS: dict[str, tuple[Measure, ...]] = {
     ),
     "minimal_pairs": (
         *_answers("minimal_pairs", source="arXiv:1912.00582"),
-        *_answers("minimal_pairs/tokens_read/{tokens_read}", ", by the number of tokens that the sentences of a pair share at their start"),
+        *_answers("minimal_pairs/tokens_read/{tokens_read}", ", by the number of tokens that the sentences of a pair share at their start, the separator before them included"),
         Measure("minimal_pairs/left_out", "pairs", "pairs that are longer than the position scheme's table", ("minimal_pairs",)),
     ),
 }  # fmt: skip

@@ -227,7 +227,8 @@ def model_figures(probed: Found) -> dict[str, float]:
         if whole := whole_of(name):
             parts.setdefault(whole, []).extend(value if isinstance(value, list) else [value])
     for (name, made), numbers in parts.items():
-        figures[name] = max(numbers) if made == "largest" else math.fsum(numbers) / len(numbers)
+        largest = math.nan if any(map(math.isnan, numbers)) else max(numbers)
+        figures[name] = largest if made == "largest" else math.fsum(numbers) / len(numbers)
     stream = over_blocks(probed, "act/resid/rms")
     return figures | {"act/resid/growth": stream[-1] / stream[0] if stream[0] else math.nan}
 

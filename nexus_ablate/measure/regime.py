@@ -44,6 +44,7 @@ class InitialSignal:
         nonlinear_at_1: The same at a standard deviation of 1.
         embedding_rms: Of the residual stream before the first block.
         branch_rms: Of what the first FFN changes in the residual stream, by its placement's norms and factors.
+        sum_is_normed: A norm stands behind their sum, so the scale of the embedding does not count.
     """
 
     activation_sd: float | None
@@ -51,6 +52,7 @@ class InitialSignal:
     nonlinear_at_1: float | None
     embedding_rms: float
     branch_rms: float
+    sum_is_normed: bool = False
 
     def __str__(self) -> str:
         text = f"embedding RMS {_short(self.embedding_rms)}, FFN branch {_short(self.branch_rms)}"
@@ -68,7 +70,7 @@ class InitialSignal:
                 f"{self.nonlinear_at_1:.0%})"
             )
         large, small = max(self.embedding_rms, self.branch_rms), min(self.embedding_rms, self.branch_rms)
-        if large > UNEQUAL * small > 0:
+        if large > UNEQUAL * small > 0 and not self.sum_is_normed:
             sides = ("the embedding", "the first FFN's output")
             larger, smaller = sides if self.branch_rms == small else reversed(sides)
             lines.append(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from nexus_ablate.axes.modules import parameter_roles
-from nexus_ablate.config.roles import MATRICES
+from nexus_ablate.config.roles import is_matrix
 from nexus_ablate.measure.activation_statistics import STATISTICS, statistic
 
 
@@ -23,18 +23,13 @@ def weight_rms(model: nn.Module) -> dict[str, float]:
     groups: dict[str, list[tuple[float, int]]] = {}
     for (name, parameter), norm in zip(named.items(), norms.tolist(), strict=True):
         groups.setdefault(f"role/{roles[name]}", []).append((norm, parameter.numel()))
-        if name.startswith("blocks.") and is_matrix(parameter, roles[name]):
+        if name.startswith("blocks.") and is_matrix(name, parameter.ndim, roles[name]):
             for group in (f"block_{int(name.split('.')[1]):03d}", "global"):
                 groups.setdefault(group, []).append((norm, parameter.numel()))
     return {
         f"weight_rms/{group}": math.hypot(*(norm for norm, _ in of)) / math.sqrt(sum(count for _, count in of))
         for group, of in groups.items()
     }
-
-
-def is_matrix(parameter: nn.Parameter, role: str) -> bool:
-    """Whether it is one or several matrices, and no gain with a row per head, learned key or table."""
-    return parameter.ndim > 1 and role in MATRICES
 
 
 def matrix_figures(model: nn.Module) -> dict[str, Tensor]:
@@ -52,7 +47,7 @@ def block_matrices(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     roles = parameter_roles(model)
     seen: dict[str, int] = {}
     for name, parameter in model.named_parameters():
-        if name.startswith("blocks.") and is_matrix(parameter, roles[name]):
+        if name.startswith("blocks.") and is_matrix(name, parameter.ndim, roles[name]):
             short = f"block_{int(name.split('.')[1]):03d}/{roles[name]}"
             seen[short] = seen.get(short, 0) + 1
             yield short if seen[short] == 1 else f"{short}_{seen[short]}", parameter

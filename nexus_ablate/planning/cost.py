@@ -63,7 +63,9 @@ def _counted(config: RunConfig) -> Cost:
     everything, without_tables = parameters(model)
     flops = flops_of(model, config)
     per_step = config.resolved.tokens_per_step
-    steps = config.resolved.steps or -int(-config.train.flops // (flops * per_step))
+    steps = config.resolved.steps
+    if steps is None:
+        steps = -int(-config.train.flops // (flops * per_step))
     memory = PROCESS_BYTES + BYTES_PER_PARAMETER * everything + _activation_bytes(model.to("meta"), config)
     return Cost(everything, without_tables, flops, memory, steps, steps * per_step)
 

@@ -234,7 +234,7 @@ class Trainer:
             figures["loss_scale"] = self.step.scaler.get_scale()
         if self.device.type == "cuda":
             peak = peak_flops(torch.cuda.get_device_name(self.device), self.config.train.precision)
-            figures |= {} if peak is None else {"mfu": speed * self.flops_per_token / peak}
+            figures |= {} if peak is None else {"mfu": speed * self.flops_per_token / (peak * self.world.size)}
         return figures
 
     def _validate(self, windows: dict[str, np.ndarray]) -> dict[str, float]:
