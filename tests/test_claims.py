@@ -540,7 +540,7 @@ def test_a_margin_in_training_tokens_is_read_from_the_baseline_with_other_budget
     assert main(command) == errors.CONFIG
     said = capsys.readouterr().err
     assert "needs runs of the baseline with other budgets" in said and "no study tokens* of this baseline" in said
-    assert "study tokens name=tokens_mine " in said and not (tmp_path / "runs").exists()
+    assert "study tokens_mine " in said and "vary.train.steps=" in said and not (tmp_path / "runs").exists()
 
     other = ["study", "tokens_other", "vary.train.steps=40", "seeds=0", "--workers", "1", *tiny, "model.n_layers=3"]
     assert main(other) == 0

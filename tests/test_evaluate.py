@@ -663,6 +663,16 @@ def test_weights_under_another_version_s_names_are_refused_and_never_misread(tin
         assert len(lines) == 3 and "head.bias" in lines[1] + lines[0]
 
 
+def test_weights_are_not_trained_on_with_the_tokens_of_another_tokenizer(tiny_run, capsys):
+    path = train(compose(tiny_run("train.steps=2", "position.theta=500")), quiet=True).path
+    start = tiny_run("train.steps=3", "init=checkpoint", f'init.run="{path}"')
+    assert main([*start, "data.tokenizer=char", "vocab_size=256"]) == errors.CONFIG
+    assert "read the tokens of another tokenizer" in capsys.readouterr().err
+    assert main(start) == errors.OK
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert said.count("were trained with another position.theta than 10000") == 1, said
+
+
 def test_weights_to_start_from_are_constrained_before_they_are_measured(tiny_run):
     path = train(compose(tiny_run("train.steps=2")), quiet=True).path
     model = initial_model(compose(tiny_run("init=checkpoint", f'init.run="{path}"', "param=ngpt")), 256)

@@ -269,3 +269,21 @@ def test_a_large_model_is_counted_without_memory_as_a_small_one_is_with_it(tiny,
     large = countable_model(tiny(*RICH), 11)
     assert (next(small.parameters()).device.type, next(large.parameters()).device.type) == ("cpu", "meta")
     assert counts.flops_by_module(small, 8, 4) == counts.flops_by_module(large, 8, 4)
+
+
+def test_the_vocabulary_is_that_of_the_data(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "book.txt").write_text("words and words " * 1000)
+    counted = {}
+    for tokenizer in ("bytes", "bpe"):
+        words = [
+            "model=nano",
+            "data=files",
+            "data.files=[book.txt]",
+            f"data.tokenizer={tokenizer}",
+            "data.bpe_vocab=4096",
+        ]
+        assert main(["explain", *words, "--json"]) == 0
+        counted[tokenizer] = json.loads(capsys.readouterr().out)
+    assert (counted["bytes"]["vocab_size"], counted["bpe"]["vocab_size"]) == (256, 4096)
+    assert counted["bpe"]["parameters"]["total"] > counted["bytes"]["parameters"]["total"]

@@ -605,6 +605,15 @@ def test_the_runs_of_a_project_on_wandb_are_judged(wandb_server, capsys):
     assert "two rows are of one arm" in refused(capsys, "wandb:me/nexus-ablate")[0]
 
 
+def test_a_run_that_diverged_counts_on_wandb_as_here(wandb_server, capsys):
+    for seed in range(10):
+        config = json.dumps({"arm": {"value": "rms"}, "seed": {"value": seed}})
+        run = ServedRun({"groupName": "norms", "config": config}, [], {"status": "diverged"}, complete=True, exitcode=1)
+        wandb_server.runs[f"norms-rms-{seed}"] = run
+    words, values = judged(capsys, "wandb:me/nexus-ablate", "--filters", '{"group": "norms"}')
+    assert words["rms"] == "DIVERGED" and len(values["rows"][1]["seeds"]) == 10
+
+
 def test_columns_of_a_project_on_wandb_are_mapped(wandb_server, capsys):
     columns = "arm=config.arm,stratum=group,rate=config.train.lr,loss=summary.val_loss"
     own = ("--endpoint", "loss", "--better", "lower")

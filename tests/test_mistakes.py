@@ -191,6 +191,8 @@ def test_a_command_line_that_cannot_be_run_is_three_lines_and_makes_nothing(comm
         ("--cfg job --package foo", "the configuration has no part of this name"),
         ("--cfg job --package norn.eps", "try: norm.eps"),
         ("--html x.html compare runs", "try: nexus-ablate compare --html x.html runs"),
+        ("init=checkpoint init.run=runs/a/b=c,d=e/s0-1234", "try: \"init.run='runs/a/b=c,d=e/s0-1234'\""),
+        ("init=checkpoint \"init.run='runs/a/b=c,d=e/s0-1234'\"", "there is none here"),
         ("data=files data.files=[~/x.txt]", f"try: data.files=[{os.path.expanduser('~')}/x.txt]"),
         (f"compare {__file__}", f"try: nexus-ablate judge {__file__}, if it is a table"),
         (f"status {__file__}", "this is a file, not a directory of runs"),

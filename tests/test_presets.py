@@ -118,6 +118,9 @@ def test_any_part_of_a_preset_can_be_exchanged(preset, change):
 def test_a_key_that_the_user_sets_for_the_exchanged_option_stays():
     assert compose(["preset=olmo2", "position=irope", "position.theta=7"]).position.keys["theta"] == 7
     assert compose(["preset=olmo2"]).position.keys["theta"] == 500000
+    assert (
+        compose(["preset=nanogpt_shakespeare", "model=small"]).model.context == compose(["model=small"]).model.context
+    )
     with pytest.raises(ConfigError, match="alibi"):
         compose(["preset=olmo2", "position=alibi", "position.theta=7"])
 

@@ -29,7 +29,12 @@ VERB = Verb(
         ("explain preset=gpt2 model=base --vocab 50257", ""),
     ),
     (
-        Flag("--vocab", "N", "tokens in the vocabulary (256)", whole("--vocab", 50257, "of tokens")),
+        Flag(
+            "--vocab",
+            "N",
+            "tokens in the vocabulary (that of the data; of characters 256)",
+            whole("--vocab", 50257, "of tokens"),
+        ),
         Flag("--all", "", "also norms, kernels, what `auto` means, each tensor's start and rates, and equal options"),
         Flag("--json", "", "for programs, everything"),
     ),
@@ -57,7 +62,7 @@ def facts_of(overrides: list[str], tokens: int | None) -> Facts:
     """What `--json` prints.
 
     Args:
-        tokens: Of the tokenizer; 256 unless it is given.
+        tokens: Of the tokenizer; if it is not given, those of the data, or 256 where only its text could tell.
 
     Raises:
         ConfigError: The configuration cannot be run, or has fewer embeddings than the tokenizer has tokens.
@@ -68,7 +73,10 @@ def facts_of(overrides: list[str], tokens: int | None) -> Facts:
     from nexus_ablate.measure.architecture import architecture
     from nexus_ablate.model import countable_model
     from nexus_ablate.optimizers import decay_groups
+    from nexus_ablate.planning.cost import vocabulary
 
+    if tokens is None and config.vocab_size == "auto" and config.data.keys.get("tokenizer") not in ("bytes", "char"):
+        tokens = vocabulary(config)
     if tokens is not None and isinstance(config.vocab_size, int) and config.vocab_size < tokens:
         got = f"vocab_size={config.vocab_size} --vocab {tokens}"
         raise ConfigError("the embedding is smaller than the tokenizer", got, f"--vocab {config.vocab_size}")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from nexus_ablate.comparison.verdict import NOT_COMPARABLE
 from nexus_ablate.errors import ConfigError, did_you_mean, printable
-from nexus_ablate.measure.measures import Measure
+from nexus_ablate.measure.measures import Measure, measure_of
 from nexus_ablate.plain_data import LARGEST, UNREADABLE
 from nexus_ablate.runs.files import read_regular
 from nexus_ablate.study.endpoint import Endpoint
@@ -230,6 +230,8 @@ def rows_of(
             chosen[name] = did_you_mean(names[name], free) or (NO_SEED if name == "seed" else "COLUMN")
         mapping = ",".join(f"{name}={column}" for name, column in chosen.items())
         problem, shown = f"the source has no column {names[missing[0]]}", printable(", ".join(present), 200)
+        if missing == [endpoint] and (measured := [column for column in present if measure_of(column)]):
+            raise ConfigError(problem, shown, f"--endpoint {measured[0]}")
         if len(present) == 1:
             raise ConfigError(problem, shown, "columns that are separated by commas, or by tabs in a file named .tsv")
         raise ConfigError(problem, shown, f"--columns {shlex.quote(mapping)}")

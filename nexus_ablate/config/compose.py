@@ -60,9 +60,9 @@ def compose_values(overrides: Sequence[Override]) -> dict[str, Any]:
             option = chosen.get(group, own[group])
             values[group] = {"name": option} | _defaults(f"{group}/{option}")
     for key, value in conf_yaml(f"preset/{preset}").items():
-        if key in CLOSED_GROUPS or (key in OPTION_GROUPS and values[key]["name"] == own[key]):
-            values[key] |= value
-        elif key != "defaults" and key not in OPTION_GROUPS:
+        if key in CLOSED_GROUPS or key in OPTION_GROUPS:
+            values[key] |= value if values[key]["name"] == own[key] else {}
+        elif key != "defaults":
             values[key] = value
     for override in overrides:
         if override.name not in GROUPS:

@@ -72,6 +72,9 @@ def read_override(text: str) -> Override:
         override = _parser().parse_override(text)
     except (HydraException, ValueError, RecursionError) as error:  # ValueError: a number of 5000 digits
         fix = 'KEY=VALUE, without spaces around "="; quote values with special characters: key=\'"..."\''
+        key, _, value = text.partition("=")
+        if re.fullmatch(r"[\w./=,@+-]+", value) and " " not in key:  # a path, such as that of a run
+            fix = f"\"{key}='{value}'\""
         if "~/" in text:  # a shell expands it at the beginning of a word only
             fix = text.replace("~/", f"{Path.home()}/")
         raise ConfigError("this override cannot be read", text, fix) from error

@@ -148,7 +148,7 @@ class Prescriptions:
             return value
         options = [option for option in self.chosen.values() if name in option.prescribes and option.axis != name]
         wishes = {option.override: option.prescribes[name] for option in options}
-        met = {STARTS_AS.get(wish) for wish in wishes.values()}
+        met = [STARTS_AS.get(wish) for wish in wishes.values() if isinstance(wish, str)]
         wishes = {source: wish for source, wish in wishes.items() if wish not in met}
         if len(set(map(str, wishes.values()))) > 1:
             got = ", ".join(f"{source} wants {show(wish)}" for source, wish in wishes.items())

@@ -21,6 +21,7 @@ from nexus_ablate.errors import ConfigError, StorageError
 VAL_CHARACTERS = 1_000_000
 PARQUET_ROWS = 10_000
 """Rows of a parquet file that are read at a time."""
+SPLITS = "\"data.split='train[:90%]'\" \"data.val_split='train[90%:]'\""
 _PART = re.compile(r"(\w+)(?:\[(-?\d*)(%?):(-?\d*)(%?)\])?(?:\(\w+\))?")
 """A part of a split as `datasets` writes it: `train`, `train[:90%]`, `train[1000:-1000]`."""
 _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
@@ -65,7 +66,7 @@ class HubCorpus(Corpus):
             raise ConfigError("data.path holds no files", self._path, "name a directory of parquet files")
         if may_overlap(self._split, self._val_split):
             got = f"data.split={self._split} data.val_split={self._val_split}"
-            fix = "data.split='train[:90%]' data.val_split='train[90%:]', another split, or data.val_split=none"
+            fix = f"{SPLITS}, another split, or data.val_split=none"
             raise ConfigError("data.val_split would validate on the training text", got, fix)
 
     def fingerprint(self) -> str:
@@ -93,7 +94,7 @@ class HubCorpus(Corpus):
         first = next(texts, None)
         if first is None:
             problem = f"data.split={self._split} is shorter than the {VAL_CHARACTERS} characters of validation"
-            raise ConfigError(problem, self._path, "data.split='train[:90%]' data.val_split='train[90%:]'")
+            raise ConfigError(problem, self._path, SPLITS)
         return itertools.chain([first], texts)
 
     def val_texts(self) -> Iterator[str]:

@@ -17,6 +17,8 @@ from nexus_ablate.study.schema import Study
 
 LADDERS = "tokens*"
 """Names of the studies that vary only the baseline's budget."""
+AROUND = (0.5, 0.7, 1.4, 2)
+"""The budgets of such a study, as multiples of the baseline's."""
 
 
 def with_margin(study: Study, baseline: RunConfig, runs_dir: Path, launched: Study | None) -> Study:
@@ -43,16 +45,18 @@ def with_margin(study: Study, baseline: RunConfig, runs_dir: Path, launched: Stu
 
 def _worth(study: Study, config: RunConfig, share: float, runs_dir: Path) -> float:
     """How much lower the baseline's loss is after this share of tokens more."""
+    steps = config.resolved.steps or 0
+    around = ",".join(str(round(factor * steps)) for factor in AROUND)
+    fix = f"nexus-ablate study tokens_{study.name} {label(study.baseline)} vary.train.steps={around}"
     fitting = _ladder(runs_dir, science_key(config.nested(), without=BUDGETS))
     if fitting is None:
-        fix = f"nexus-ablate study tokens name=tokens_{study.name} {label(study.baseline)}"
         problem = f"a margin of {100 * share:.3g}% of the training tokens needs runs of the baseline with other budgets"
         got = f"no study {LADDERS} of this baseline in {runs_dir}"
         raise ConfigError(problem, got, fix if study.baseline else "nexus-ablate study tokens")
-    tokens = (config.resolved.steps or 0) * config.resolved.tokens_per_step
+    tokens = steps * config.resolved.tokens_per_step
     if (nats := fitting.difference(tokens, share)) is None:
         got = f"{tokens:,} tokens, and the runs have {fitting.tokens[0]:,.0f} to {fitting.tokens[-1]:,.0f}"
-        raise ConfigError("the margin lies outside the budgets of those runs", got, "a study of budgets around it")
+        raise ConfigError("the margin lies outside the budgets of those runs", got, fix)
     return nats
 
 

@@ -34,7 +34,9 @@ def solve(kind: Match, baseline: RunConfig, overrides: list[str], config: RunCon
     residual = got / target - 1
     if abs(residual) > MISMATCH_FAIL:
         problem = f"the arm cannot match the baseline's {UNITS[kind]}: the nearest is {residual:+.1%}"
-        raise ConfigError(problem, f"{got:,.0f} against {target:,.0f}", "match=none, or leave d_ff_ratio to be solved")
+        typed = any(key_of(text) == "d_ff_ratio" for text in overrides)
+        fix = "match=none, or leave d_ff_ratio to be solved" if typed else "match=none, or model.d_ff_multiple=1"
+        raise ConfigError(problem, f"{got:,.0f} against {target:,.0f}", fix)
     return ArmMatch(kind=kind, target=target, got=got, residual=residual, solved=solved)
 
 

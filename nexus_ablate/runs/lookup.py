@@ -56,7 +56,7 @@ def runs_at(words: list[str], verb: str) -> list[Path]:
     paths = []
     for word in words:
         is_run = word == LAST or (_ID.fullmatch(word) and not Path(word).exists())
-        paths.append(run_at(word, verb) if is_run else Path(word))
+        paths.append(run_at(word, verb) if is_run else place_of(word))
     runs = find_runs(paths)
     if not runs:
         raise ConfigError("there is no run here", " ".join(words), "nexus-ablate status")

@@ -11,6 +11,7 @@ from nexus_ablate.track.account import LOG_IN, REFUSAL, asked, quiet_client
 
 TIMEOUT = 60
 """Seconds that a page of runs may take."""
+DIVERGED = "diverged"
 ATTRIBUTES = ("name", "id", "group", "job_type", "state")
 SENT = {"rate": "config.optim.lr", "tokens": "summary.tokens", "seconds": "summary.seconds"}
 """Optional columns of runs that this package sent."""
@@ -54,8 +55,11 @@ def runs_on_wandb(
         where = f"{place}/{run.id}"
         cells = {column: _cell(run, column) for column in names.values()}
         cells = {column: value for column, value in cells.items() if value is not None}
+        diverged = run.summary.get("status") == DIVERGED  # sent by nexus-ablate; to W&B such a run has failed
+        if diverged:
+            cells[names[endpoint]] = DIVERGED
         lacking = [column for column in required if column not in cells]
-        if run.state == "finished" and not lacking:
+        if (run.state == "finished" or diverged) and not lacking:
             rows.append((where, cells))
             continue
         reasons.append(f"has no {', '.join(lacking)}" if run.state == "finished" else run.state)

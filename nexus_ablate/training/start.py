@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from nexus_ablate.model import GPT
 
-FROM_RUN = "init.run=runs/scratch/ARM/s0-HASH, as `nexus-ablate status` lists them"
+FROM_RUN = "\"init.run='runs/scratch/ARM/s0-HASH'\", the folder that a run is saved to"
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def weights_of(config: RunConfig) -> Weights | None:
     if name == "none" or not path.is_dir():
         raise ConfigError("init=checkpoint needs a run, but there is none here", f"init.run={name}", FROM_RUN)
     if has_status(path):
-        return Weights(path, checkpoint_hash(path), lambda model: _of_run(path))
+        return Weights(path, checkpoint_hash(path), lambda model: _of_run(config, path))
     files = weight_files(path)
     if not files:
         raise ConfigError("init.run is neither a run nor a directory with weights", f"init.run={name}", FROM_RUN)
@@ -86,9 +86,25 @@ def checkpoint_hash(run: Path) -> str:
     return digest
 
 
-def _of_run(run: Path) -> dict[str, Tensor]:
+def _of_run(config: RunConfig, run: Path) -> dict[str, Tensor]:
+    """The weights of a run, whose tokenizer must be that of the configuration. Another architecture is noted."""
+    from nexus_ablate.config.compose import differences
+    from nexus_ablate.config.resolve import from_values
+    from nexus_ablate.pretrained.expression import NO_ARCHITECTURE
+    from nexus_ablate.runs import read_run
     from nexus_ablate.training.checkpoint import load_newest
 
+    former = from_values({key: value for key, value in (read_run(run).config or {}).items() if key != "resolved"})
+    for key in ("tokenizer", "bpe_vocab"):
+        had, has = (each.data.keys.get(key) for each in (former, config))
+        if had != has:
+            problem = "the weights to start from read the tokens of another tokenizer"
+            raise ConfigError(problem, f"data.{key}={has}", f"data.{key}={had}")
+    for key, value in differences(config, former).items():
+        if key not in NO_ARCHITECTURE and key.partition(".")[0] not in NO_ARCHITECTURE:
+            note = f"the weights to start from were trained with another {key} than {value}"
+            if note not in config.resolved.notes:
+                config.resolved.notes.append(note)
     loaded = load_newest(run / "checkpoints")
     if loaded is None:
         raise ConfigError("the run of init.run has no checkpoint", str(run), "finish it first, or name another run")
