@@ -204,6 +204,24 @@ def test_a_broken_class_file_is_refused_with_its_line_when_it_is_built(plugin, t
     assert len(refused.value.lines()) <= 3
 
 
+@pytest.mark.parametrize(
+    ("prescribed", "says"),
+    [
+        ("embed_scale: foo", "embed_scale takes"),
+        ("init: fan_inn", "prescribes an init that does not exist"),
+        ("nope_every: 4", ""),
+        ("nope_every: [0]", ""),
+    ],
+)
+def test_a_value_that_an_option_prescribes_is_checked(plugin, prescribed, says):
+    add_plugins([plugin({"norm/my_norm.yaml": re.sub("prescribes: .*", f"prescribes: {{{prescribed}}}", YAML)})])
+    if says:
+        with pytest.raises(ConfigError, match=says):
+            compose(["norm=my_norm"])
+    else:
+        assert str(compose(["norm=my_norm"]).resolved.nope_every) == prescribed.partition(": ")[2]
+
+
 def test_a_mistake_with_a_plugin_is_three_lines_status_2_and_no_torch(tmp_path):
     write(tmp_path, FILES | {f"copy/{name}": text for name, text in FILES.items()})
     commands = (

@@ -132,8 +132,15 @@ class Prescriptions:
         self.chosen = {axis: option_files(axis)[getattr(config, axis).name] for axis in OPTIONS}
         self.notes: list[str] = []
         self.sources: dict[str, str] = {}
+        scalars = keys_of(RunConfig)
         for option in self.chosen.values():
-            for name in option.prescribes:
+            for name, value in option.prescribes.items():
+                if name == "init" and value not in option_files("init"):
+                    raise unknown(
+                        f"{option.override} prescribes an init that does not exist", value, option_files("init")
+                    )
+                if name in scalars:
+                    scalars[name].accept(name, value)
                 if name not in PRESCRIBABLE and not name.startswith("init."):
                     problem = f"{option.override} prescribes a key that options can't prescribe"
                     raise unknown(problem, name, PRESCRIBABLE)
