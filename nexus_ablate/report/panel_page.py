@@ -221,7 +221,7 @@ def sentences(panel: Panel, runs: Sequence[PanelRun]) -> list[str]:
     counts = trained(panel, runs)
     if any(ended < of for ended, of in counts.values()):
         shares = [f"{ended} of {of} runs at {size}" for size, (ended, of) in counts.items()]
-        lines.append(f"Trained: {', '.join(shares)}.")
+        lines.append(f"Trained: {', '.join(shares)}; rates that no arm would be read at are left out.")
     if not found:
         return lines
     lines += [*agreements(found), *_not_scored(found)]
