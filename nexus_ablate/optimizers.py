@@ -54,7 +54,7 @@ class Optimizer:
     state_bytes = 0
     """Least state per element of a parameter."""
     step_on_cpu = False
-    """Whether the parts keep scalar state on the CPU, as torch.optim does."""
+    """Whether the parts count their steps on the CPU, as torch.optim does."""
 
     def __init__(self, parameters: list[Parameter], *parts: Any) -> None:
         self.parameters, self.parts = parameters, parts

@@ -162,6 +162,7 @@ def levels(**options):
         ({"arms": ["model.context=64"]}, "batches", "FAIL"),
         ({"arms": ["train.eval_tokens=128"]}, "evaluation", "FAIL"),
         ({"arms": ["train.steps=400"]}, "tokens", "FAIL"),
+        ({"arms": ["norm=layer"], "baseline": ["train.steps=0"]}, "tokens", "PASS"),
         ({"arms": ["optim.schedule=linear"]}, "schedule", "FAIL"),
         ({"arms": ["train.precision=bf16"]}, "machine", "FAIL"),
         ({"arms": ["norm=layer"], "lr_grid": [1e-3, 2e-3]}, "learning_rate", "WARN"),

@@ -99,10 +99,11 @@ def _hydra(overrides: list[str], flags: Flags) -> int:
     from nexus_ablate.config.overrides import check_overrides
 
     given = check_overrides(overrides, sweeps=False)
-    if flags.get("cfg") == "job":
-        groups = {name: list(value) if isinstance(value, dict) else [] for name, value in compose_values(given).items()}
-        parts = [*groups, *(f"{group}.{key}" for group, keys in groups.items() for key in keys)]
-        if flags.get("package", parts[0]) not in parts:
+    if flags.get("cfg") == "job" and "package" in flags:
+        values = compose_values(given)
+        groups = {name: keys for name, keys in values.items() if isinstance(keys, dict)}
+        parts = [*values, *(f"{group}.{key}" for group, keys in groups.items() for key in keys)]
+        if flags["package"] not in parts:
             raise unknown("the configuration has no part of this name", flags["package"], parts)
     overrides = [] if "hydra_help" in flags else overrides
     search_plugins()

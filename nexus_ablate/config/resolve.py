@@ -136,9 +136,8 @@ class Prescriptions:
         for option in self.chosen.values():
             for name, value in option.prescribes.items():
                 if name == "init" and value not in option_files("init"):
-                    raise unknown(
-                        f"{option.override} prescribes an init that does not exist", value, option_files("init")
-                    )
+                    problem = f"{option.override} prescribes an init that does not exist"
+                    raise unknown(problem, value, option_files("init"))
                 if name in scalars:
                     scalars[name].accept(name, value)
                 if name not in PRESCRIBABLE and not name.startswith("init."):

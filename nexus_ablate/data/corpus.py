@@ -234,11 +234,7 @@ def _read_text(path: Path) -> str:
     try:
         if path.is_dir():
             names = ",".join(itertools.islice((str(p) for p in sorted(path.glob("*.txt"))), 3))
-            fix = (
-                f"name its files: data.files=[{names}]"
-                if names
-                else "name the files in it; for a folder of Parquet files data=hub data.path=FOLDER"
-            )
+            fix = f"name its files: data.files=[{names}]" if names else "name its files, or data=hub data.path=FOLDER"
             raise ConfigError("data.files takes files, but this is a directory", str(path), fix)
         with open(open_regular(path, follow=True), encoding="utf-8") as file:
             text = file.read()

@@ -199,8 +199,11 @@ def fairness(study: Study, configs: Configs, costs: dict[str, Cost]) -> list[Che
         unlike = [arm.name for arm in study.arms if facts(configs[arm.name]) != facts(base)]
         checks.append(by_arm(name, dict.fromkeys(unlike, reason), good))
     for figure, name in (("tokens", "tokens"), ("params", "params"), ("flops", "flops_per_token")):
-        base_amount = getattr(costs[BASELINE], name) or 1  # no tokens with train.steps=0
-        shares = {arm.name: (getattr(costs[arm.name], name) - base_amount) / base_amount for arm in study.arms}
+        base_amount = getattr(costs[BASELINE], name)
+        shares = {}
+        for arm in study.arms:
+            amount = getattr(costs[arm.name], name)
+            shares[arm.name] = amount / base_amount - 1 if base_amount else float(amount > 0)  # 0 tokens: steps=0
         checks.append(mismatch(figure, shares, study.match))
     if not study.lr_grid:
         checks.append(untuned({config.schedule.lr for config in configs.values()}))
