@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -107,6 +109,16 @@ def test_a_figure_says_why_an_arm_has_no_interval_and_has_one_panel_where_there_
     assert [label.get_text() for label in differences.get_yticklabels()] == ["norm=layer"]
     assert [text.get_text() for text in differences.texts] == ["NOT COMPARABLE"]
     assert list(differences.get_xticks()) == [0], "there is no scale"
+
+
+@pytest.mark.slow
+def test_a_script_that_runs_a_study_needs_no_guard(tiny_run, tmp_path):
+    words = ["mine", "vary.norm=layer", "seeds=0,1", *tiny_run("train.steps=2", f"runs_dir={tmp_path / 'runs'}")]
+    script = f"from nexus_ablate import run_study\nprint('once')\nrun_study(*{words!r}, workers=2).frame()\n"
+    (tmp_path / "script.py").write_text(script)
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("once") == 1 and len([*tmp_path.glob("runs/mine/*/s*/summary.json")]) == 4
 
 
 @pytest.mark.slow

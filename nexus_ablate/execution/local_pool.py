@@ -6,14 +6,16 @@ import contextlib
 import math
 import os
 import signal
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from multiprocessing import connection, get_context
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from queue import SimpleQueue
+from threading import Lock
 
 from nexus_ablate import errors
 from nexus_ablate.errors import AlreadyRunning
@@ -31,6 +33,21 @@ POLL_SECONDS = 0.25
 GRACE_SECONDS = 60.0
 """Time that a run has to save and stop after its limit; then its process is killed."""
 TIME_OVER = "its time limit was reached"
+_STARTING = Lock()
+
+
+@contextlib.contextmanager
+def _without_the_script() -> Iterator[None]:
+    """Inside the `with`, a new process does not run the script that this one runs, which would train its runs again."""
+    script = vars(sys.modules["__main__"])
+    with _STARTING:
+        kept = {name: script[name] for name in ("__file__", "__spec__") if name in script}
+        script.pop("__file__", None)  # these two are how a spawned process finds it
+        script["__spec__"] = None
+        try:
+            yield
+        finally:
+            script |= kept
 
 
 class Worker:
@@ -52,7 +69,8 @@ class Worker:
         self._pipe, end = context.Pipe()
         arguments = (end, self.threads, self.leases, self.log)
         self._process = context.Process(target=work, args=arguments, name="worker")
-        self._process.start()
+        with _without_the_script():
+            self._process.start()
         end.close()
         return self._process
 
