@@ -53,7 +53,8 @@ instead of 0.024, and `pico` leaves out rates that no arm would be read at.
 - A *null* change is right only where the interval lies inside its margin. An interval that crosses the margin decides
   nothing, and counts as not right.
 - Each of the two is read at its own best rate over the seeds, `qk_norm` at the largest rate for both. The intervals are
-  over three seeds and know nothing of other texts.
+  over three seeds and know nothing of other texts. Two processors that round differently share the runs at pico: two of
+  the baseline's that were trained on both end 0.0017 and 0.0026 apart, as seeds do.
 - At femto every arm is trained at every rate. At pico the rates go out from the best one so far until those on both
   sides of it are worse, and those beyond are left out. At femto that would have found the same rate for every arm: each
   loss falls to one minimum and rises after it.
