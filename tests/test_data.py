@@ -7,6 +7,7 @@ import functools
 import itertools
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nexus_ablate.config.compose import compose
 from nexus_ablate.config.options import Option, check_option, option_files
 from nexus_ablate.data import DATA, cache, corpus, fingerprint_of, hub, load_tokenizer, prepare
 from nexus_ablate.data.tokenizer import _PROBES, BpeTokenizer, ByteTokenizer, CharTokenizer, parse_tokenizer
@@ -444,6 +446,13 @@ def test_a_hub_option_that_cannot_be_meant_is_refused_without_the_network(keys: 
 )
 def test_splits_that_may_have_a_document_in_common_are_told_from_those_that_have_none(split, other, overlap):
     assert hub.may_overlap(split, other) == hub.may_overlap(other, split) == overlap
+
+
+def test_the_splits_that_are_suggested_can_be_typed():
+    message = refusal(option("hub", path="owner/name", val_split="train"))
+    splits = shlex.split(message.partition("try: ")[2].partition(", another")[0])
+    chosen = compose(["data=hub", "data.path=owner/name", *splits]).data.keys
+    assert (chosen["split"], chosen["val_split"]) == ("train[:90%]", "train[90%:]")
 
 
 def test_an_empty_directory_is_refused(tmp_path: Path):

@@ -61,6 +61,9 @@ def test_a_folder_without_runs_is_refused_by_each_verb_that_takes_runs(desk, cap
     lines = refused(capsys, f"{verb} empty")
     assert lines == ["error: there is no run here", "  got: empty", "  try: nexus-ablate status"]
     printed(capsys, lines[2].removeprefix("  try: nexus-ablate "))
+    os.mkdir("runs/begun")
+    assert refused(capsys, f"{verb} begun")[0] == "error: there is no run here", "a name is that of a study in runs/"
+    assert refused(capsys, f"{verb} bgun")[0] == "error: this directory does not exist"
 
 
 def test_runs_are_filtered_by_every_text_and_sorted(desk, capsys):

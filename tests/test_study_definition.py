@@ -285,7 +285,8 @@ def test_a_match_that_cannot_be_met_is_refused_with_its_residual():
     )
     study, _ = expand(one)
     assert [arm.name for arm in study.arms] == ["norm=layer"]
-    assert "the nearest is" in study.refused[0].reason
+    assert "the nearest is" in study.refused[0].reason and "leave d_ff_ratio to be solved" in study.refused[0].reason
+    assert "model.d_ff_multiple=1" in refused("x", "vary.ffn=moe", "match=params", "model=femto")
 
 
 def test_depth_is_solved_where_the_arm_sets_the_width():
