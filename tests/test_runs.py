@@ -480,7 +480,7 @@ def test_a_held_lock_outweighs_an_old_heartbeat(tmp_path: Path):
         edit_status(run.path, state="running", heartbeat=ago(1000))
         record = read_run(run.path)
         assert record.state == "running"
-        assert effective_state(record.status) == "lost"  # by the heartbeat alone
+        assert effective_state(record.status, tmp_path) == "lost"  # by the heartbeat alone, in a folder without a lock
 
 
 def test_a_reader_never_makes_a_start_fail(tmp_path: Path):

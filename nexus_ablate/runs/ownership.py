@@ -100,16 +100,16 @@ def _owned(path: Path) -> bool | None:
     return False
 
 
-def effective_state(status: dict[str, Any], path: Path | None = None) -> str:
+def effective_state(status: dict[str, Any], path: Path) -> str:
     """The state, or `lost` for a run that no living process owns.
 
     Args:
         status: From `read_status`.
-        path: The run directory; with it, the lock shows at once whether an owner on this host is alive.
+        path: The run directory, whose lock shows at once whether an owner on this host is alive.
     """
     if status["state"] not in LIVE:
         return status["state"]
-    owned = _owned(path) if path and status["host"] == socket.gethostname() else None
+    owned = _owned(path) if status["host"] == socket.gethostname() else None
     if owned is None:  # the age is negative after a clock was set back
         age = datetime.now(UTC) - datetime.fromisoformat(status["heartbeat"])
         owned = abs(age.total_seconds()) <= LOST_SECONDS

@@ -293,7 +293,7 @@ def _study(source: str, typed: _Words, runs_dir: Path) -> Study:
         problem = "a key with several values in a study is written vary.KEY"
         raise ConfigError(problem, choices[0], shlex.join(["nexus-ablate", "study", source, f"vary.{choices[0]}"]))
     else:
-        raise unknown_study(source, runs_dir, "nexus-ablate study {}")
+        raise unknown_study(source, runs_dir)
     name = str(typed.values.get("name", values["name"]))
     shipped_file = shipped_studies().get(name)
     if source.endswith(YAML) and shipped_file and Path(os.path.expanduser(source)).resolve() != shipped_file.resolve():
@@ -346,13 +346,13 @@ def _with_typed(values: dict[str, Any], typed: dict[str, Any]) -> dict[str, Any]
     return values | rest | {"endpoints": [first, *others]}
 
 
-def unknown_study(name: str, runs_dir: Path, form: str = "{}") -> ConfigError:
+def unknown_study(name: str, runs_dir: Path) -> ConfigError:
     """The error for a study that is neither shipped nor launched; suggests the nearest name."""
     known = [*shipped_studies(), *(path.parent.name for path in runs_dir.glob("*/study.yaml"))]
     if strata := [study for study in known if study.startswith(f"{name}@")]:
         return each_stratum(name, strata)
     near = did_you_mean(name, known)
-    fix = form.format(near) if near else "nexus-ablate list studies"
+    fix = f"nexus-ablate study {near}" if near else "nexus-ablate list studies"
     return ConfigError("there is no study of this name", name, fix)
 
 
