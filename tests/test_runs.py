@@ -162,7 +162,7 @@ def test_an_arm_always_names_one_visible_directory_of_at_most_120_bytes():
         text = ["".join(draw.choices(alphabet, k=draw.randint(0, 60))) for _ in range(2 * draw.randint(1, 3))]
         differences = dict(zip(text[::2], text[1::2], strict=True))
         name = arm_name(differences)
-        assert naming._NAME.fullmatch(name)
+        assert naming.NAME.fullmatch(name)
         assert len(name.encode()) <= 120
         assert name == arm_name(dict(reversed(differences.items())))
         assert names.setdefault(name, differences) == differences

@@ -17,7 +17,8 @@ NAME_BYTES = 120
 BASELINE = "baseline"
 """The name of the arm that differs in nothing."""
 _UNSAFE = re.compile(r"^\.|[^A-Za-z0-9=,.@_+-]")
-_NAME = re.compile(r"[A-Za-z0-9=,_+-][A-Za-z0-9=,.@_+-]*")
+NAME = re.compile(r"[A-Za-z0-9=,_+-][A-Za-z0-9=,.@_+-]*")
+"""The name of an experiment's or an arm's directory."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def run_path(runs_dir: str | Path, experiment: str, arm: str, seed: int, identit
         StorageError: A part below `runs_dir` is a link, which could lead out of it.
     """
     for kind, name in (("experiment", experiment), ("arm", arm)):
-        if not _NAME.fullmatch(name) or len(name) > NAME_BYTES:
+        if not NAME.fullmatch(name) or len(name) > NAME_BYTES:
             raise ConfigError(f"this {kind} cannot name a directory", name, "letters, digits and = , . @ _ + - only")
     path = Path(runs_dir) / experiment / arm / f"s{seed}-{identity.hash8}"
     for part in (path.parents[1], path.parent, path):

@@ -32,9 +32,8 @@ from nexus_ablate.study.arm_overrides import YAML, is_override, key_of, merged, 
 from nexus_ablate.study.decoding import decode, decode_file, in_yaml, listed_endpoints, read_study
 from nexus_ablate.study.panel import STUDY as PANEL
 from nexus_ablate.study.panel import read_panel
-from nexus_ablate.study.schema import CLAIM_SEEDS, WRITTEN_BY_A_LAUNCH, Study
+from nexus_ablate.study.schema import CLAIM_SEEDS, STUDY_NAME, WRITTEN_BY_A_LAUNCH, Study
 
-_FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]*")
 _LISTS = ("seeds", "tuning_seeds", "lr_grid", "endpoints")
 _TYPED = (*_LISTS, "name", "question", "design", "match", "endpoint", "delta_min")
 """Keys of a study that can be typed on a command line."""
@@ -299,7 +298,7 @@ def _study(source: str, typed: _Words, runs_dir: Path) -> Study:
     if source.endswith(YAML) and shipped_file and Path(os.path.expanduser(source)).resolve() != shipped_file.resolve():
         problem = f"{name} is a shipped study, so `study {name}` would not be this one"
         raise ConfigError(problem, source, shlex.join(["nexus-ablate", "study", source, f"name=my_{name}"]))
-    if not _FOLDER.fullmatch(name):
+    if not STUDY_NAME.fullmatch(name):
         safe = re.sub("[^A-Za-z0-9]+", "_", mask(name)).strip("_") or "mine"
         command = f"nexus-ablate study {shlex.quote(source)} name={safe}" if source.endswith(YAML) else safe
         raise ConfigError("a study's name is that of a folder: letters, digits, . _ @ -", name, command)

@@ -37,7 +37,7 @@ from nexus_ablate.config.grammar import show
 from nexus_ablate.errors import ConfigError, unknown
 from nexus_ablate.measure.measures import find
 from nexus_ablate.runs.formats import Positive
-from nexus_ablate.runs.naming import BASELINE
+from nexus_ablate.runs.naming import BASELINE, NAME, NAME_BYTES
 from nexus_ablate.study.endpoint import Endpoint
 
 FIRST_SEEDS = tuple(range(8))
@@ -50,10 +50,11 @@ Text = Annotated[str, Meta(min_length=1)]
 Seed = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Count = Annotated[int, Meta(ge=2, le=MAX_SEEDS)]
 Override = Annotated[str, Meta(pattern="=")]
-ArmName = Annotated[str, Meta(pattern=r"\A([A-Za-z0-9=,_+-][A-Za-z0-9=,.@_+-]*)?\Z", max_length=120)]
+ArmName = Annotated[str, Meta(pattern=rf"\A({NAME.pattern})?\Z", max_length=NAME_BYTES)]
 StratumName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9_.-]{0,59}\Z")]
-StudyName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._@-]*\Z")]
+STUDY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]*")
 """The folder of a study's runs."""
+StudyName = Annotated[str, Meta(pattern=rf"\A{STUDY_NAME.pattern}\Z")]
 CONDITION = re.compile(r"(>=|<=) *(-?\d+(?:\.\d+)?(?:e-?\d+)?)")
 """What a study can require of its baseline."""
 Condition = Annotated[str, Meta(pattern=rf"\A{CONDITION.pattern}\Z")]
