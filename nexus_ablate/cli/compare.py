@@ -109,7 +109,6 @@ def _watch(dirs: list[str], flags: Flags) -> None:
     from nexus_ablate.execution.state_table import summary
     from nexus_ablate.report.output_files import write_output
     from nexus_ablate.report.page import html
-    from nexus_ablate.runs.record import with_strata
 
     path = flags.get("html", Path("-"))
     if path == Path("-"):
@@ -117,7 +116,7 @@ def _watch(dirs: list[str], flags: Flags) -> None:
         raise ConfigError("--watch needs a page to save", "no --html FILE", fix)
     watcher, before = Watcher(), None
     while True:
-        lines = watcher.lines(folder for name in dirs for folder in with_strata(Path(name)))
+        lines = watcher.lines(map(Path, dirs))
         states = [(line.study, line.arm, line.seed, line.state) for line in lines]
         if not any(line.state in COMING for line in lines):
             return

@@ -53,16 +53,15 @@ def run(words: list[str], flags: Flags) -> int:
     from nexus_ablate.execution.run_states import COMING, Watcher
     from nexus_ablate.execution.state_table import summary, table, troubles
     from nexus_ablate.runs.lookup import DEFAULT, place_of
-    from nexus_ablate.runs.record import with_strata
 
     if not words and not DEFAULT.is_dir():
         raise ConfigError("there are no runs here", f"no folder {DEFAULT}", "nexus-ablate train model=femto")
-    dirs = [folder for word in words for folder in with_strata(place_of(word))]
+    dirs = [place_of(word) for word in words] or [DEFAULT]
     with_ids = not words or "filter" in flags or "sort" in flags
     console, watcher, full = open_console(), Watcher(), "full" in flags
 
     def lines() -> list[Line]:
-        chosen = watcher.lines(dirs or [DEFAULT])
+        chosen = watcher.lines(dirs)
         for part in flags.get("filter", ()):
             chosen = [line for line in chosen if part in line.text]
         if with_ids:

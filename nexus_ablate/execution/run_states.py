@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
-from itertools import pairwise, product
+from itertools import chain, pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,9 @@ from nexus_ablate.execution.slurm_queue import FOLDER, Entry, entries_of, submit
 from nexus_ablate.provenance import source_hash
 from nexus_ablate.runs import SETTLED, effective_state, find_runs, read_rows, read_status, read_summary
 from nexus_ablate.runs.lookup import id_of, seed_of
+from nexus_ablate.runs.naming import BASELINE
 from nexus_ablate.runs.ownership import LIVE
-from nexus_ablate.runs.record import last_row, read_config, read_env
+from nexus_ablate.runs.record import last_row, read_config, read_env, with_strata
 from nexus_ablate.study.decoding import read_study
 from nexus_ablate.study.schema import Study
 
@@ -107,10 +108,13 @@ class Watcher:
     def lines(self, dirs: Iterable[Path]) -> list[Line]:
         """One line per run in the directories, and per run that a study.yaml there still expects.
 
+        Args:
+            dirs: As for `find_runs`.
+
         Raises:
             UserError: A directory does not exist.
         """
-        dirs = list(dirs)
+        dirs = list(chain.from_iterable(map(with_strata, dirs)))
         runs = {path: self.line(path) for path in find_runs(dirs)}
         inside = {child for parent in dirs for child in parent.glob("*") if not child.is_symlink()}
         directories = sorted(Path(os.path.abspath(path)) for path in {*dirs, *inside})  # `..` has no name of its own
@@ -120,7 +124,7 @@ class Watcher:
         lines = [*runs.values()]
         for directory in directories:
             lines = _of_study(directory, lines)
-        return sorted(lines, key=lambda line: (line.study, line.arm != "baseline", line.arm, line.seed or 0))
+        return sorted(lines, key=lambda line: (line.study, line.arm != BASELINE, line.arm, line.seed or 0))
 
     def line(self, path: Path) -> Line:
         """One run."""
@@ -139,7 +143,7 @@ class Watcher:
         except UserError as error:
             return Line(study, arm, seed, "damaged", reason=f"{error.problem}: {error.got}", log=log, path=path)
         baseline = {}
-        if arm != "baseline" and (baseline_log := _baseline_log(path, seed)):
+        if arm != BASELINE and (baseline_log := _baseline_log(path, seed)):
             with suppress(UserError):  # a damaged baseline has a line of its own
                 baseline = _losses(baseline_log, baseline_log.stat().st_size)
         step = row.get("step", status.get("step"))
@@ -204,7 +208,7 @@ class Watcher:
 
 def _baseline_log(path: Path, seed: int | None) -> Path | None:
     """metrics.jsonl of the newest run of the baseline with this seed, beside the arm of a run."""
-    folder = path.parent.parent / "baseline"
+    folder = path.parent.parent / BASELINE
     runs = [] if folder.is_symlink() else folder.glob(f"s{seed}-*")  # a link could lead anywhere
     logs = [run / "metrics.jsonl" for run in runs if not run.is_symlink()]
     return max(filter(Path.exists, logs), key=lambda log: log.stat().st_mtime, default=None)
@@ -268,7 +272,7 @@ def _expected(study: Study, begun: set[tuple[str, int | None]]) -> list[Line]:
     Args:
         begun: Arm and seed of the existing runs. An arm with a run in a look has reached that look.
     """
-    arms = ["baseline", *(arm.name for arm in study.arms)]
+    arms = [arm.name for arm in study.all_arms]
     if study.lr_grid:  # at which rates, only the runs so far can say
         trained = Counter(seed for _, seed in begun)
         planned = dict.fromkeys(study.tuning_seeds, (len(study.lr_grid), "a rate of the grid"))
@@ -281,6 +285,6 @@ def _expected(study: Study, begun: set[tuple[str, int | None]]) -> list[Line]:
     lines = []
     for arm, (start, end) in product(arms, pairwise([0, *(study.looks or [len(study.seeds)])])):
         seeds = study.seeds[start:end]
-        is_later = begun.isdisjoint(product([arm], seeds)) if start else baseline_first and arm != "baseline"
+        is_later = begun.isdisjoint(product([arm], seeds)) if start else baseline_first and arm != BASELINE
         lines += [Line(study.name, arm, seed, LATER if is_later else "waiting") for seed in seeds]
     return lines
