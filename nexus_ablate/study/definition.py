@@ -153,7 +153,7 @@ def _read_words(words: list[str]) -> _Words:
                 once = dict.fromkeys(map(show, [*several[key], *_items(name, value)]))
                 raise ConfigError(f"{name} is given twice", text, f"{name}={','.join(once)}")
             several[key] = _items(name, value)
-            _check_key(prefix, f"{key}={value}")
+            _check_key(prefix, key, value)
         elif name in _LISTS:
             values[name] = _flat(_items(name, value))
             if name == "seeds" and value.isdecimal() and int(value):
@@ -243,20 +243,20 @@ def _check_against_strata(study: Study, overrides: list[str], words: list[str]) 
             raise ConfigError(problem, f"{' '.join(lost)} beside {' '.join(own)}", fix)
 
 
-def _check_key(prefix: str, override: str) -> None:
+def _check_key(prefix: str, key: str, values: str) -> None:
     """Refuse `vary.KEY=A,B` and `strata.KEY=A,B` where there is no such key, in the form that was typed.
 
     Raises:
         ConfigError: There is none.
     """
     try:
-        check_overrides([override.partition(",")[0]], sweeps=False)
+        check_overrides([f"{key}={values.partition(',')[0]}"], sweeps=False)
     except ConfigError as error:
         if error.problem == NO_KEY:
-            fix, values = error.fix, override.partition("=")[2]
+            fix = error.fix
             if is_override(fix):
                 fix = f"{prefix}.{key_of(fix)}={values}"
-            raise ConfigError(error.problem, f"{prefix}.{override}", fix) from error
+            raise ConfigError(error.problem, f"{prefix}.{key}={values}", fix) from error
 
 
 def runs_dir_of(launch: list[str]) -> Path:
