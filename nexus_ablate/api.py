@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nexus_ablate.comparison import across_strata, results
-from nexus_ablate.errors import unknown
+from nexus_ablate.errors import PREEMPTED, printable, unknown
 from nexus_ablate.runs import read_run
 from nexus_ablate.runs import record as run_record
 from nexus_ablate.runs.lookup import run_at
@@ -160,7 +160,6 @@ class RunRecord(run_record.RunRecord):
         return f"<table>{''.join(rows)}</table>"
 
     def _facts(self) -> dict[str, str]:
-        from nexus_ablate.errors import printable
         from nexus_ablate.training.display import result_facts
 
         facts = {"run": f"{self.study} / {self.arm} / seed {self.seed}", "state": self.state, "path": str(self.path)}
@@ -197,7 +196,6 @@ def run_study(*words: str, workers: int | str = "auto") -> Comparison:
         UserError: The study can't be run, or none of its runs has a result.
         KeyboardInterrupt: A signal stopped it. The same call goes on.
     """
-    from nexus_ablate.errors import PREEMPTED
     from nexus_ablate.execution.launch import launch_strata
     from nexus_ablate.execution.local_pool import LocalPool
     from nexus_ablate.study.definition import read_request

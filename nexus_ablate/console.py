@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
+
+from nexus_ablate.errors import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,9 +30,6 @@ def open_console(stderr: bool = False, file: TextIO | None = None) -> Console:
     Where its reader has gone, rich would end the process with status 1: standard output raises, since there is nothing
     left to do, and any other stream goes silent, since a run goes on without its display.
     """
-    import os
-    import sys
-
     from rich.console import Console
 
     class Lasting(Console):
@@ -112,8 +113,6 @@ def grid(
     from rich.table import Table
     from rich.text import Text
 
-    from nexus_ablate.errors import printable
-
     columns = []
     for column in zip(heads, *rows, strict=True):
         columns.append([printable(text, 2000) for text in column])
@@ -157,8 +156,6 @@ def folded(
     """
     from rich.table import Table
     from rich.text import Text
-
-    from nexus_ablate.errors import printable
 
     table = Table(box=None, pad_edge=False, show_header=bool(heads), header_style="dim", padding=(0, 2, 0, 0))
     table.add_column(*heads[:1], style=names, no_wrap=True)
