@@ -278,9 +278,10 @@ def _runs_dir(text: str) -> Path:
 def _study(source: str, typed: _Words, runs_dir: Path) -> Study:
     """The study of this name, file or earlier launch, with what was typed on the command line."""
     launched, factors = None, typed.factors
+    file = Path(os.path.expanduser(source)) if source.endswith(YAML) else None
     values: dict[str, Any]
-    if source.endswith(YAML):
-        values = read_file(Path(os.path.expanduser(source)))
+    if file:
+        values = read_file(file)
     elif shipped := _shipped(source):
         values = shipped
     elif factors:
@@ -295,12 +296,12 @@ def _study(source: str, typed: _Words, runs_dir: Path) -> Study:
         raise unknown_study(source, runs_dir)
     name = str(typed.values.get("name", values["name"]))
     shipped_file = shipped_studies().get(name)
-    if source.endswith(YAML) and shipped_file and Path(os.path.expanduser(source)).resolve() != shipped_file.resolve():
+    if file and shipped_file and file.resolve() != shipped_file.resolve():
         problem = f"{name} is a shipped study, so `study {name}` would not be this one"
         raise ConfigError(problem, source, shlex.join(["nexus-ablate", "study", source, f"name=my_{name}"]))
     if not STUDY_NAME.fullmatch(name):
         safe = re.sub("[^A-Za-z0-9]+", "_", mask(name)).strip("_") or "mine"
-        command = f"nexus-ablate study {shlex.quote(source)} name={safe}" if source.endswith(YAML) else safe
+        command = f"nexus-ablate study {shlex.quote(source)} name={safe}" if file else safe
         raise ConfigError("a study's name is that of a folder: letters, digits, . _ @ -", name, command)
     if factors:
         values = values | {"factors": (values.get("factors") or {}) | factors}
