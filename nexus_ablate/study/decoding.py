@@ -22,7 +22,6 @@ from nexus_ablate.runs.files import LINK
 from nexus_ablate.runs.record import damaged, read_text
 from nexus_ablate.study.arm_overrides import overrides_of
 from nexus_ablate.study.schema import (
-    FIRST_SEEDS,
     FIRST_TUNING_SEEDS,
     KEYS,
     TAKES,
@@ -72,7 +71,8 @@ def decode_file(values: Mapping[str, Any], typed: Collection[str] = ()) -> Study
             f"study {values.get('name')} needs factors or arms", "neither", "factors: {norm: [layer, rms]}"
         )
     if factors and arms:
-        got = f"factors {in_yaml(factors)} beside {several(len(arms) if isinstance(arms, list | dict) else 1, 'arm')}"
+        number = len(arms) if isinstance(arms, list | dict) else 1
+        got = f"factors {in_yaml(factors)} beside {several(number, 'arm')}"
         raise ConfigError(
             f"study {values.get('name')} needs factors or arms",
             got,
@@ -145,7 +145,6 @@ def _written_out(values: Mapping[str, Any]) -> dict[str, Any]:
         full["expects"] = [expectation for entry in expects for expectation in _expectations(entry)]
     if full.get("lr_grid"):
         full.setdefault("tuning_seeds", [*FIRST_TUNING_SEEDS])
-    full.setdefault("seeds", [*FIRST_SEEDS])
     return full
 
 
