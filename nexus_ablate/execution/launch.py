@@ -105,10 +105,10 @@ def launch(
     write_record(study, runs.configs, request.directory, amend, source_hash(), retrain)
     progress = JobProgress(request.directory)
     progress.say(f"study {study.name}: {study.question}")
-    for left in study.equal:
-        progress.say(f"  {label(left.overrides)} equals {left.arm} and is not trained twice")
-    for left in study.refused:
-        progress.say(f"  {label(left.overrides)} is refused: {left.reason}")
+    for equal in study.equal:
+        progress.say(f"  {label(equal.overrides)} equals {equal.arm} and is not trained twice")
+    for refused in study.refused:
+        progress.say(f"  {label(refused.overrides)} is refused: {refused.reason}")
     if by_other_code:
         progress.say(by_other_code)
     stopped = ""
@@ -185,8 +185,8 @@ def run_missing(jobs: list[Job], backend: Backend, progress: JobProgress, retry_
             progress.already_ended(job, JobResult(job.exit_status, reason))
             if any(text.startswith(("train.device=", "train.compile=")) for text in job.overrides):
                 requested = compose(job.overrides)  # job.config is without settings of the machine
-                unlike = other_arithmetic(requested, job.path)
-                otherwise += [", ".join(unlike)] if unlike else []
+                if unlike := other_arithmetic(requested, job.path):
+                    otherwise.append(", ".join(unlike))
         else:
             progress.statuses[job.path] = errors.PREEMPTED
             waiting.append(job)
