@@ -93,7 +93,7 @@ def grid(
     heads: Sequence[str],
     rows: Sequence[Sequence[str]],
     width: int,
-    left: Iterable[str] = ("arm",),
+    left: Iterable[str] = (),
     styles: Sequence[str] = (),
     coloured: tuple[str, dict[str, str]] = ("", {}),
     leave: Iterable[str] = (),

@@ -71,7 +71,7 @@ def table(
     rows = [[*compress(row, used)] for row in rows]
     left = ("id", place, "state", "job")
     leave = ("job", "disk", "age", "left", "step")
-    return grid([*compress(heads, used)], rows, width, left, (), ("state", COLOURS), leave)
+    return grid([*compress(heads, used)], rows, width, left, coloured=("state", COLOURS), leave=leave)
 
 
 def _text(number: float | None, form: str) -> str:
