@@ -257,6 +257,7 @@ def test_looks_that_cannot_be_are_three_lines_before_torch_is_there(tmp_path):
     for bad, (status, lines) in zip(BAD, results, strict=True):
         assert status == errors.CONFIG, bad
         assert [line.split(":")[0].strip() for line in lines] == ["error", "got", "try"], (bad, lines)
+        assert "a study has no" not in lines[0], bad
     assert not list(tmp_path.iterdir())
 
 

@@ -7,10 +7,11 @@ import json
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 import msgspec
 import yaml
+from msgspec import Meta
 
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.meanings import meant_seeds, synonyms
@@ -26,7 +27,9 @@ from nexus_ablate.study.schema import (
     KEYS,
     TAKES,
     WRITTEN_BY_A_LAUNCH,
+    Count,
     Outcome,
+    Positive,
     Study,
 )
 
@@ -152,15 +155,21 @@ def _looks(seeds: dict[str, Any]) -> dict[str, Any]:
     """`{looks: [8, 12, 20], weights: [...]}` as `looks`, `look_weights` and `seeds`."""
     if wrong := [str(name) for name in seeds if name not in ("looks", "weights")]:
         raise ConfigError("seeds has no key of this name", ", ".join(wrong), "seeds: {looks: [8, 12, 20]}")
-    looks, weights = seeds.get("looks"), seeds.get("weights")
-    if not isinstance(looks, list) or not all(type(look) is int and look > 0 for look in looks):
-        raise ConfigError(f"seeds.looks takes {TAKES['looks'][0]}", in_yaml(looks), "seeds.looks=8,12,20")
+    given, weights = seeds.get("looks"), seeds.get("weights")
+    try:
+        looks = msgspec.convert(given, Annotated[list[Count], Meta(min_length=2)])
+    except msgspec.ValidationError:
+        raise ConfigError(f"seeds.looks takes {TAKES['looks'][0]}", in_yaml(given), "seeds.looks=8,12,20") from None
     if weights is None and len(looks) == len(LOOK_WEIGHTS):
         weights = LOOK_WEIGHTS
     elif weights is None:
         weights = [look / sum(looks) for look in looks]
-    last = min(looks[-1], 1001) if looks else 0
-    return {"looks": looks, "look_weights": weights, "seeds": list(range(last))}
+    try:
+        msgspec.convert(weights, list[Positive], strict=False)
+    except msgspec.ValidationError:
+        problem = f"seeds.weights takes {TAKES['look_weights'][0]}"
+        raise ConfigError(problem, in_yaml(weights), "leave seeds.weights out") from None
+    return {"looks": looks, "look_weights": weights, "seeds": list(range(looks[-1]))}
 
 
 def _levels(name: str, levels: Any) -> Any:
