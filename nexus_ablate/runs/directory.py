@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from nexus_ablate.errors import AlreadyRunning, StorageError, UserError
 from nexus_ablate.masking import mask
@@ -29,8 +29,9 @@ from nexus_ablate.runs.files import (
     truncate,
     write_all,
 )
+from nexus_ablate.runs.formats import State
 from nexus_ablate.runs.naming import Identity
-from nexus_ablate.runs.ownership import LIVE, LOST_SECONDS, SETTLED, STATES, now, release, take_lock
+from nexus_ablate.runs.ownership import LIVE, LOST_SECONDS, SETTLED, now, release, take_lock
 from nexus_ablate.runs.record import (
     FIRST_KEYS,
     LOGS,
@@ -101,7 +102,7 @@ class Run:
         """Write status.json; its `step` is the one of the last logged row.
 
         Args:
-            state: One of `STATES`.
+            state: One of `formats.State`.
             reason: One sentence for the user.
             traceback: The traceback of a failed run.
             exit_status: Of a failed run.
@@ -109,7 +110,7 @@ class Run:
         Raises:
             StorageError: The disk refused the write.
         """
-        if state not in STATES:
+        if state not in get_args(State):
             raise ValueError(f"no state {state!r}")
         with self._writing:
             files = file_hashes(self.path) if state in SETTLED else {}

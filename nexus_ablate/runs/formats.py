@@ -20,6 +20,8 @@ Time = Annotated[datetime, Meta(tz=True)]
 Measured = Number | None
 ByHead = Measured | Annotated[list[Measured], Meta(min_length=1)]
 """A number, or a number for each head."""
+State = Literal["created", "running", "preempted", "finished", "diverged", "failed"]
+"""Of a run, as it is written; a reader also has `lost`."""
 
 
 class StatusRecord(Struct):
@@ -29,7 +31,7 @@ class StatusRecord(Struct):
     with a result.
     """
 
-    state: Literal["created", "running", "preempted", "finished", "diverged", "failed"]
+    state: State
     host: str
     pid: int
     heartbeat: Time

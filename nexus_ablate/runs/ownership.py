@@ -21,7 +21,6 @@ from nexus_ablate.runs.files import open_regular, write_all
 
 LIVE = ("created", "running")
 SETTLED = ("finished", "diverged")  # both are results: divergence is one too
-STATES = (*LIVE, "preempted", *SETTLED, "failed")
 LOST_SECONDS = 120.0
 """Twelve heartbeats, and twice as long as NFS may show an old directory (acdirmax)."""
 

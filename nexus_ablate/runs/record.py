@@ -41,7 +41,7 @@ class RunRecord:
     """The content of a run directory; missing files are None.
 
     Attributes:
-        state: The effective state: one of `STATES`, or `lost`.
+        state: The effective state: one of `formats.State`, or `lost`.
         rerun: 1, or N for a sibling `-rN`.
     """
 
