@@ -27,6 +27,7 @@ from nexus_ablate.errors import ConfigError, did_you_mean
 from nexus_ablate.masking import mask
 from nexus_ablate.plain_data import UNREADABLE, load_yaml
 from nexus_ablate.runs.files import read_regular
+from nexus_ablate.runs.lookup import DEFAULT
 from nexus_ablate.runs.record import DOCUMENT_BYTES, with_strata
 from nexus_ablate.study.arm_overrides import YAML, is_override, key_of, merged, says_how
 from nexus_ablate.study.decoding import decode, decode_file, in_yaml, listed_endpoints, read_study
@@ -266,7 +267,7 @@ def runs_dir_of(launch: list[str]) -> Path:
         ConfigError: The override cannot be read.
     """
     typed = [text for text in launch if key_of(text) == "runs_dir"]
-    return _runs_dir(typed[-1]) if typed else Path("runs")
+    return _runs_dir(typed[-1]) if typed else DEFAULT
 
 
 @cache
