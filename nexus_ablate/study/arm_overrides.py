@@ -35,10 +35,9 @@ def overrides_of(value: Any, name: str = "an arm") -> list[str]:
     if not isinstance(texts, list) or not all(isinstance(text, str) and "=" in text for text in texts):
         raise ConfigError(f"{name} is a list of overrides", show(value), "norm=layer, or [norm=rms, bias=on]")
     for text in texts:
-        if key_of(text) in ("seed", "experiment", "rerun") or says_how(key_of(text)):
-            raise ConfigError(
-                f"{key_of(text)} cannot be part of {name}", text, "pass it on the command line of a launch"
-            )
+        key = key_of(text)
+        if key in ("seed", "experiment", "rerun") or says_how(key):
+            raise ConfigError(f"{key} cannot be part of {name}", text, "pass it on the command line of a launch")
     return texts
 
 
