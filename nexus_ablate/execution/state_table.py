@@ -62,8 +62,9 @@ def table(
             duration(line.age_seconds),
             duration(line.left_seconds),
             line.job,
+            size_text(line.bytes()) if ids and line.path else "",
         ]
-        rows.append([*row, size_text(line.bytes()) if ids and line.path else ""])
+        rows.append(row)
     used = [head == "arm" or any(cells) for head, *cells in zip(heads, *rows, strict=True)]
     used[heads.index("id")] = ids
     if len(arms) < 2:
