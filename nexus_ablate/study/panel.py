@@ -120,6 +120,7 @@ class Panel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         studies: dict[str, dict[str, Any]] = {}
         for name, change in self.changes.items():
             values = studies.setdefault(change.study, {
+                "name": change.study,
                 "question": "How often does a small model agree with what is known of larger ones?",
                 "baseline": change.baseline,
                 "match": change.match,
@@ -128,7 +129,7 @@ class Panel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 "seeds": self.seeds,
             })  # fmt: skip
             values["arms"].append({"name": name, "overrides": change.arm})
-        return {name: {"name": name} | values for name, values in studies.items()}
+        return studies
 
 
 def stratum_of(size: str, rate: float) -> str:
