@@ -201,8 +201,8 @@ def without_shared(names: Iterable[str]) -> dict[str, str]:
     counts = Counter(part for values in parts.values() for part in set(values))
     short = {}
     for name, values in parts.items():
-        own = [part for part in values if counts[part] < len(parts) or len(parts) == 1]
-        short[name] = ",".join(own) or "baseline"
+        distinct = [part for part in values if counts[part] < len(parts) or len(parts) == 1]
+        short[name] = ",".join(distinct) or "baseline"
     return short
 
 

@@ -20,6 +20,7 @@ from nexus_ablate.execution.launch import Backend, run_missing
 from nexus_ablate.planning.jobs import Job, data_of
 from nexus_ablate.runs import arm_name, has_status, run_path
 from nexus_ablate.runs.files import refuse_impossible_folder
+from nexus_ablate.runs.naming import BASELINE
 from nexus_ablate.training.session import identity_of, other_arithmetic
 from nexus_ablate.training.start import check_groups
 
@@ -44,8 +45,8 @@ def multirun(overrides: list[str], backend: Backend) -> int:
     refused: dict[str, UserError] = {}
     for combination in combinations:
         varied = [text for text in combination if text not in shared]
-        own = [text for text in varied if not text.startswith("seed=")]
-        name = re.sub(r"\\(.)", r"\1", ",".join(own)) or "baseline"  # without what Hydra escapes
+        changes = [text for text in varied if not text.startswith("seed=")]
+        name = re.sub(r"\\(.)", r"\1", ",".join(changes)) or BASELINE  # without what Hydra escapes
         try:
             job = job_of(combination, name, group)
             by_path[job.path] = job
@@ -80,7 +81,7 @@ def expanded(overrides: list[str]) -> tuple[list[list[str]], str]:
     if any(override.name == "experiment" for override in given):
         return combinations, ""
     swept = [override.text for override in given if override.is_sweep and override.name != "seed"]
-    return combinations, errors.printable(" ".join(swept)) or "baseline"
+    return combinations, errors.printable(" ".join(swept)) or BASELINE
 
 
 def job_of(overrides: list[str], name: str, group: str) -> Job:

@@ -198,16 +198,16 @@ def _check_folder(study: Study, runs_dir: Path) -> None:
         ConfigError: It would have both.
     """
     directory = runs_dir / study.name
-    there = with_strata(directory)
+    folders = with_strata(directory)
     fix = f"name={study.name}_2"
     if study.strata and (directory / "study.yaml").exists():
         raise ConfigError(f"study {study.name} was launched without strata, and has some now", str(directory), fix)
-    if not study.strata and there != [directory]:
-        names = ", ".join(folder.name for folder in there)
+    if not study.strata and folders != [directory]:
+        names = ", ".join(folder.name for folder in folders)
         raise ConfigError(f"study {study.name} was launched in strata, and has none now", names, fix)
-    launched = [launch for folder in there if (launch := read_study(folder)) and launch.of == study.name]
-    if left := [launch.stratum for launch in launched if launch.stratum not in study.strata]:
-        had, has = (", ".join(names) for names in (launched[0].all_strata or left, study.strata))
+    launched = [launch for folder in folders if (launch := read_study(folder)) and launch.of == study.name]
+    if dropped := [launch.stratum for launch in launched if launch.stratum not in study.strata]:
+        had, has = (", ".join(names) for names in (launched[0].all_strata or dropped, study.strata))
         raise ConfigError(f"study {study.name} was launched with other strata", f"{had} -> {has}", fix)
 
 
@@ -235,13 +235,13 @@ def _check_against_strata(study: Study, overrides: list[str], words: list[str]) 
     Raises:
         ConfigError: A stratum sets the key otherwise, or chooses another option or budget than the one it is about.
     """
-    for stratum, own in study.strata.items():
-        kept = merged(study.baseline, own)
-        lost = [text for text in overrides if text in study.baseline and text not in kept]
-        if lost:
+    for stratum, of_stratum in study.strata.items():
+        kept = merged(study.baseline, of_stratum)
+        undone = [text for text in overrides if text in study.baseline and text not in kept]
+        if undone:
             problem = f"stratum {stratum} of study {study.name} sets this itself, so it would change nothing there"
-            fix = shlex.join(["nexus-ablate", "study", *(word for word in words if word not in lost)])
-            raise ConfigError(problem, f"{' '.join(lost)} beside {' '.join(own)}", fix)
+            fix = shlex.join(["nexus-ablate", "study", *(word for word in words if word not in undone)])
+            raise ConfigError(problem, f"{' '.join(undone)} beside {' '.join(of_stratum)}", fix)
 
 
 def _check_key(prefix: str, key: str, values: str) -> None:
