@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from nexus_ablate.data import TaskCorpus
-from nexus_ablate.measure.evaluation.ngram import NGram
 from nexus_ablate.measure.evaluation.subject import NotDefined, Subject, n_batches
 from nexus_ablate.measure.probe import evaluation_mode
 from nexus_ablate.measure.repeats import frequent_tokens
@@ -85,10 +84,8 @@ def task_of(subject: Subject, kind: type[Task], **keys: Any) -> tuple[Task, np.n
     return kind(symbols=len(tokens), sequences=2, score="answers", **keys), tokens
 
 
-def score(
-    subject: Subject, ngram: NGram, windows: np.ndarray, answers: np.ndarray, chance: float | np.ndarray
-) -> Scores:
-    """The scores of the answers.
+def score(subject: Subject, windows: np.ndarray, answers: np.ndarray, chance: float | np.ndarray) -> Scores:
+    """The scores of the answers, beside those of the n-gram model.
 
     Args:
         windows: (N, T + 1) tokens.
@@ -96,7 +93,7 @@ def score(
         chance: To be right by guessing, of all answers or (A,) of each.
     """
     right_A = torch.from_numpy(windows[:, 1:][answers])
-    baseline = _margins(torch.from_numpy(ngram.log_probabilities(windows[:, :-1], answers)), right_A)
+    baseline = _margins(torch.from_numpy(subject.ngram.log_probabilities(windows[:, :-1], answers)), right_A)
     model = margins(subject, windows, answers)
     return Scores(model, baseline.numpy(), np.broadcast_to(chance, model.shape))
 

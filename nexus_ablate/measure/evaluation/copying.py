@@ -6,7 +6,6 @@ from typing import Any
 
 from nexus_ablate.data import BackCopyCorpus, CopyCorpus
 from nexus_ablate.measure.evaluation.answers import pooled, score, task_of
-from nexus_ablate.measure.evaluation.ngram import NGram
 from nexus_ablate.measure.evaluation.subject import EVALUATION, Evaluation, NotDefined, Subject
 
 TARGETS = 8192
@@ -31,12 +30,11 @@ class Copy(Evaluation):
         Raises:
             NotDefined: The model was trained on another task, or on shorter strings than all `lengths`.
         """
-        ngram = NGram(subject.data.train, subject.model.geometry.vocab_size)
         corpus = subject.data.corpus
         if isinstance(corpus, BackCopyCorpus):
             windows = subject.windows(TARGETS)
             chance = 1 / (subject.model.geometry.vocab_size - 1)
-            return score(subject, ngram, windows, corpus.answers(windows), chance).figures()
+            return score(subject, windows, corpus.answers(windows), chance).figures()
         own, tokens = task_of(subject, CopyCorpus, least=1, most=1, length=2)
         longest = subject.context // 2
         if isinstance(corpus, CopyCorpus):
@@ -50,7 +48,7 @@ class Copy(Evaluation):
                 continue
             x = task.draw(f"evaluation {length}", self.sequences)
             chance = (1 + (length - 1) / (task.symbols - 1)) / length
-            scores = score(subject, ngram, tokens[x], task.answers(x), chance)
+            scores = score(subject, tokens[x], task.answers(x), chance)
             right = (scores.model > 0).reshape(self.sequences, length)
             results[str(length)] = scores.figures() | {"whole": float(right.all(1).mean())}
             if length <= longest:

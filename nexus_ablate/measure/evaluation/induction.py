@@ -8,7 +8,6 @@ import torch
 
 from nexus_ablate.data import InductionCorpus
 from nexus_ablate.measure.evaluation.answers import Scores, pooled, score, task_of
-from nexus_ablate.measure.evaluation.ngram import NGram
 from nexus_ablate.measure.evaluation.subject import EVALUATION, Evaluation, NotDefined, Subject
 
 
@@ -30,7 +29,6 @@ class Induction(Evaluation):
         Raises:
             NotDefined: The model was trained on another task, or no distance is among those it was trained on.
         """
-        ngram = NGram(subject.data.train, subject.model.geometry.vocab_size)
         results, undefined = {}, {}
         trained: list[tuple[Scores, float, float]] = []
         for distance in self.distances:
@@ -43,7 +41,7 @@ class Induction(Evaluation):
                 continue
             x = task.draw(f"evaluation {distance}", self.sequences)
             answers = task.answers(x)
-            scores = score(subject, ngram, tokens[x], answers, 1 / distance)
+            scores = score(subject, tokens[x], answers, 1 / distance)
             losses = subject.losses(tokens[x]).double()
             first = float(losses[:, : distance - 1].mean())
             second = float(losses[torch.from_numpy(answers)].mean())

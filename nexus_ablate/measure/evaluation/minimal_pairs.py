@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +54,8 @@ class MinimalPairs(Evaluation):
         fitting = [pair for pair in pairs if table is None or max(map(len, pair)) <= table + 1]
         if not fitting:
             raise NotDefined(f"every pair is longer than the {table} positions of the position scheme")
-        ngram = NGram(subject.data.train, subject.model.geometry.vocab_size)
         goods, bads = zip(*fitting, strict=True)
-        baseline = _ngram_log_probabilities(ngram, [*goods]) - _ngram_log_probabilities(ngram, [*bads])
+        baseline = _ngram_log_probabilities(subject.ngram, goods) - _ngram_log_probabilities(subject.ngram, bads)
         model, shared = [], []
         for good, bad in fitting:
             model.append(_log_probability(subject, good) - _log_probability(subject, bad))
@@ -111,7 +111,7 @@ def _log_probability(subject: Subject, tokens: np.ndarray) -> float:
     return -float(subject.losses(tokens[None].astype(np.int64)).double().sum())
 
 
-def _ngram_log_probabilities(ngram: NGram, sentences: list[np.ndarray]) -> np.ndarray:
+def _ngram_log_probabilities(ngram: NGram, sentences: Sequence[np.ndarray]) -> np.ndarray:
     """The same of an n-gram model for each sentence, whose first token comes twice."""
     sums = []
     for start in range(0, len(sentences), _SENTENCES):

@@ -8,7 +8,6 @@ import numpy as np
 
 from nexus_ablate.data import RecallCorpus
 from nexus_ablate.measure.evaluation.answers import Scores, score, task_of
-from nexus_ablate.measure.evaluation.ngram import NGram
 from nexus_ablate.measure.evaluation.subject import EVALUATION, Evaluation, NotDefined, Subject
 
 GUESSED = 4096
@@ -39,7 +38,6 @@ class Recall(Evaluation):
         task, tokens = task_of(subject, RecallCorpus, **keys)
         if mistake := task.mistake():
             raise NotDefined(f"{mistake.problem}: {mistake.got}")
-        ngram = NGram(subject.data.train, subject.model.geometry.vocab_size)
 
         def asked(task: RecallCorpus) -> tuple[Scores, np.ndarray]:
             """The scores of some sequences, and the tokens between each answered query and its key."""
@@ -47,7 +45,7 @@ class Recall(Evaluation):
             source = task.sources(x)
             answers = source >= 0
             distance = (np.arange(task.length) - 2 * source)[answers]
-            return score(subject, ngram, tokens[x], answers, best_guess(task, source)[answers]), distance
+            return score(subject, tokens[x], answers, best_guess(task, source)[answers]), distance
 
         everywhere, distance = asked(task.changed(power=1.0))
         by_pairs, undefined = {}, {}

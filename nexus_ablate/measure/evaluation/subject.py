@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 
 from nexus_ablate.config.options import Registry
 from nexus_ablate.data import Batches, TokenizedData, eval_windows
+from nexus_ablate.measure.evaluation.ngram import NGram
 from nexus_ablate.measure.probe import evaluation_mode
 from nexus_ablate.model import GPT
 
@@ -68,6 +70,11 @@ class Subject:
     def val(self) -> np.ndarray:
         """(N,) validation tokens."""
         return self.data.val["val"]
+
+    @cached_property
+    def ngram(self) -> NGram:
+        """The n-gram model of the training tokens, which the model is compared with."""
+        return NGram(self.data.train, self.model.geometry.vocab_size)
 
     def loss(self, windows: np.ndarray) -> float:
         """Mean cross-entropy in nats of the targets of (N, T + 1) windows that the run's loss counts."""
