@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -276,7 +277,7 @@ def test_repeated_tokens_are_measured_at_probes_and_leave_an_onset(data_of):
     assert able["repeats/accuracy"] == 1 and able["repeats/gain"] > 0.5
     assert repeat_figures(Known("guess", data.vocab_size), torch.from_numpy(tokens))["repeats/accuracy"] < 0.1
     assert repeated_segments(data.train, 6) is None
-    short = data_of("induction").corpus.changed(most=6)
+    short = replace(data_of("induction").corpus, most=6)
     assert repeated_segments(data.train, 64, short).shape == (16, 12), (
         "a model isn't asked for longer ones than its own"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from nexus_ablate.training.step import Step
 
 COMMON = {"symbols": 32, "length": 32, "sequences": 64, "score": "answers"}
 RECALL = RecallCorpus(pairs=4, power=0.01, filler="blank", **COMMON)
-NOISY = RECALL.changed(filler="random")
+NOISY = replace(RECALL, filler="random")
 INDUCTION = InductionCorpus(least=4, most=12, **COMMON)
 COPY = CopyCorpus(least=2, most=12, **COMMON)
 TASKS = {"recall": RECALL, "recall with random filler": NOISY, "induction": INDUCTION, "copy": COPY}
@@ -67,7 +68,7 @@ def zoology(vocab_size, num_examples, input_seq_len, power_a, num_kv_pairs, rand
 
 def test_a_long_recall_with_a_large_power_has_far_queries():
     """Gaps are drawn with weights whose sum does not fit into 64 bits unless they are scaled."""
-    corpus = RECALL.changed(power=4.0, length=1024)
+    corpus = replace(RECALL, power=4.0, length=1024)
     x = corpus.draw("test", 200)
     _, places = corpus.answers(x).nonzero()
     assert places.mean() > 0.7 * 1024
@@ -78,7 +79,7 @@ def test_recall_is_distributed_as_in_zoology(power):
     """Lengths, number of pairs, where keys and values are, how often each comes, and the gaps of each pair."""
     n, pairs = 4000, 4
     inputs, labels = zoology(32, n, 32, power, pairs, np.random.RandomState(0))
-    x = RECALL.changed(power=power).draw("test", n)
+    x = replace(RECALL, power=power).draw("test", n)
     answers = RECALL.answers(x)
     ours = np.where(answers, x[:, 1:], -100)  # a label per input, as there
     assert x[:, :-1].shape == inputs.shape and ours.shape == labels.shape

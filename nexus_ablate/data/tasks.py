@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar, Self, final
+from dataclasses import asdict, dataclass
+from typing import ClassVar, final
 
 import numpy as np
 
@@ -59,10 +59,6 @@ class TaskCorpus(Corpus):
     @abstractmethod
     def answers(self, windows: np.ndarray) -> np.ndarray:
         """(N, T) bool: which targets of (N, T + 1) sequences are answers."""
-
-    def changed(self, **keys: Any) -> Self:
-        """The same task with other keys."""
-        return replace(self, **keys)
 
     def check(self, context: int) -> None:
         if mistake := self.mistake():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -76,7 +76,7 @@ def task_of(subject: Subject, kind: type[Task], **keys: Any) -> tuple[Task, np.n
         NotDefined: The model was trained on another task.
     """
     if isinstance(subject.data.corpus, kind):
-        return subject.data.corpus.changed(**keys), np.arange(subject.data.vocab_size)
+        return replace(subject.data.corpus, **keys), np.arange(subject.data.vocab_size)
     if subject.data.period > 1:
         raise NotDefined(f"the model was trained on data={subject.data.name}, not on data={kind.name} or text")
     tokens, separator = frequent_tokens(subject.data.train), subject.data.tokenizer.separator[-1:]

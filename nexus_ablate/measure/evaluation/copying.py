@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from nexus_ablate.data import BackCopyCorpus, CopyCorpus
@@ -42,7 +43,7 @@ class Copy(Evaluation):
         table = subject.model.position.longest
         results, undefined, trained = {}, {}, []
         for length in self.lengths:
-            task = own.changed(least=length, most=length, length=2 * length)
+            task = replace(own, least=length, most=length, length=2 * length)
             if table is not None and task.length > table:
                 undefined[str(length)] = f"the position scheme has {table} positions, but {task.length} are needed"
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ class Induction(Evaluation):
         trained: list[tuple[Scores, float, float]] = []
         for distance in self.distances:
             own, tokens = task_of(subject, InductionCorpus, least=2, most=2, length=3)
-            task = own.changed(least=distance, most=distance, length=2 * distance - 1)
+            task = replace(own, least=distance, most=distance, length=2 * distance - 1)
             mistake = task.mistake()
             if mistake or task.length > subject.context:
                 got = mistake.got if mistake else f"{2 * distance} > {subject.context + 1}"

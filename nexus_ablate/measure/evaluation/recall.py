@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -47,10 +48,10 @@ class Recall(Evaluation):
             distance = (np.arange(task.length) - 2 * source)[answers]
             return score(subject, tokens[x], answers, best_guess(task, source)[answers]), distance
 
-        everywhere, distance = asked(task.changed(power=1.0))
+        everywhere, distance = asked(replace(task, power=1.0))
         by_pairs, undefined = {}, {}
         for pairs in self.pairs:
-            other = task.changed(pairs=pairs)
+            other = replace(task, pairs=pairs)
             if mistake := other.mistake():
                 undefined[str(pairs)] = f"{mistake.problem}: {mistake.got}"
             else:
