@@ -32,8 +32,8 @@ class Induction(Evaluation):
         """
         results, undefined = {}, {}
         trained: list[tuple[Scores, float, float]] = []
+        own, tokens = task_of(subject, InductionCorpus, least=2, most=2, length=3)
         for distance in self.distances:
-            own, tokens = task_of(subject, InductionCorpus, least=2, most=2, length=3)
             task = replace(own, least=distance, most=distance, length=2 * distance - 1)
             mistake = task.mistake()
             if mistake or task.length > subject.context:
