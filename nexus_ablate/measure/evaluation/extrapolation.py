@@ -64,8 +64,7 @@ def require_length(subject: Subject, length: int) -> None:
     longest = subject.model.position.longest
     if longest is not None and length > longest:
         raise NotDefined(f"the position scheme has a table of {longest} positions, but {length} are needed")
-    if len(subject.val) < length + 1:
-        raise NotDefined(f"the validation text has {len(subject.val)} tokens, but {length + 1} are needed")
+    subject.require_text(length)
 
 
 def by_position(losses_NT: Tensor, counted_NT: Tensor) -> dict[str, float]:

@@ -44,8 +44,7 @@ class Streaming(Evaluation):
             raise NotDefined("positions are part of the embedding: a token in the cache can't change its position")
         subject.require_free_text()
         length = self.length * window
-        if len(subject.val) < length + 1:
-            raise NotDefined(f"the validation text has {len(subject.val)} tokens, but {length + 1} are needed")
+        subject.require_text(length)
         if window <= self.kept:
             raise NotDefined(f"a cache of {window} tokens is full with the {self.kept} first tokens that are kept")
         texts = eval_windows(subject.val, length, self.texts * length)

@@ -123,3 +123,12 @@ class Subject:
         if self.data.period > 1:
             length = self.data.period - 1
             raise NotDefined(f"this data consists of sequences of {length} tokens; there is no longer text")
+
+    def require_text(self, length: int) -> None:
+        """Refuse a validation text without a window of so many inputs.
+
+        Raises:
+            NotDefined: The text is shorter.
+        """
+        if len(self.val) < length + 1:
+            raise NotDefined(f"the validation text has {len(self.val)} tokens, but {length + 1} are needed")
