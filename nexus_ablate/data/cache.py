@@ -24,7 +24,7 @@ import numpy as np
 
 from nexus_ablate.config.options import Option
 from nexus_ablate.data.batches import eval_windows
-from nexus_ablate.data.corpus import DATA, Corpus, head
+from nexus_ablate.data.corpus import DATA, Corpus, hash_facts, head
 from nexus_ablate.data.tokenizer import (
     BPE_TRAINING_CHARACTERS,
     BpeTokenizer,
@@ -103,7 +103,7 @@ def prepare(option: Option, cache_dir: Path | None = None, context: int = 128) -
     """
     corpus, make_tokenizer, fingerprint = _identify(option, context)
     root = cache_dir or default_cache_dir()
-    final = root / _hash([FORMAT, fingerprint])[:32]
+    final = root / hash_facts([FORMAT, fingerprint])[:32]
     data = _open(final, option.name, corpus)
     if data is None:
         try:
@@ -163,7 +163,7 @@ def _identify(option: Option, context: int) -> tuple[Corpus, MakeTokenizer, str]
     facts, make_tokenizer = _tokenizer_of(option)
     corpus = _corpus_of(option)
     corpus.check(context)
-    return corpus, make_tokenizer, _hash([corpus.fingerprint(), facts])
+    return corpus, make_tokenizer, hash_facts([corpus.fingerprint(), facts])
 
 
 def _corpus_of(option: Option) -> Corpus:
@@ -223,7 +223,7 @@ def _build(
             "unigram_bpb": _unigram_bpb(train, val["val"], tokenizer.token_bytes),
             "files": {path.name: _file_facts(path) for path in sorted(aside.iterdir())},
         }
-        aside.joinpath("manifest.json").write_text(json.dumps({"sha256": _hash(body), "body": body}, indent=1))
+        aside.joinpath("manifest.json").write_text(json.dumps({"sha256": hash_facts(body), "body": body}, indent=1))
         for path in aside.iterdir():
             with open(path, "rb") as file:
                 os.fsync(file.fileno())
@@ -285,7 +285,7 @@ def _open(directory: Path, name: str, corpus: Corpus) -> TokenizedData | None:
     try:
         manifest = json.loads(directory.joinpath("manifest.json").read_bytes())
         body = manifest["body"]
-        if manifest["sha256"] != _hash(body):
+        if manifest["sha256"] != hash_facts(body):
             return None
         if any(_file_facts(directory / file) != facts for file, facts in body["files"].items()):
             return None
@@ -318,7 +318,3 @@ def _require_length(data: TokenizedData, context: int) -> None:
         if len(tokens) < context + 2:
             problem = f"data={data.name} is too short: {len(tokens)} tokens in {split}, {context + 2} needed"
             raise ConfigError(problem, f"model.context={context}", "give more text or choose a smaller model.context")
-
-
-def _hash(facts: object) -> str:
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import os
 import sys
 import sysconfig
@@ -253,6 +254,11 @@ def _read_text(path: Path) -> str:
     if not text:
         raise ConfigError("data.files names an empty file", str(path), "leave it out")
     return text
+
+
+def hash_facts(facts: object) -> str:
+    """sha256 (hex) of plain values as JSON."""
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 def _framed(data: bytes) -> bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import itertools
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
-from nexus_ablate.data.corpus import DATA, Corpus, head
+from nexus_ablate.data.corpus import DATA, Corpus, hash_facts, head
 from nexus_ablate.data.tables import is_table, no_column
 from nexus_ablate.errors import ConfigError, StorageError
 
@@ -72,8 +71,8 @@ class HubCorpus(Corpus):
     def fingerprint(self) -> str:
         facts = [self._config, self._split, self._val_split, self._column, self.token_limit, VAL_CHARACTERS]
         if not self._local.is_dir():
-            return _hash_json([self._path, self._revision, *facts])
-        return _hash_json([self._content, *facts])
+            return hash_facts([self._path, self._revision, *facts])
+        return hash_facts([self._content, *facts])
 
     @cached_property
     def _content(self) -> list[list[str]]:
@@ -143,7 +142,7 @@ class HubCorpus(Corpus):
         from datasets import config, load_dataset
 
         path = str(self._local.resolve())
-        copy = Path(config.HF_DATASETS_CACHE) / f"content-{_hash_json(self._content)[:32]}"
+        copy = Path(config.HF_DATASETS_CACHE) / f"content-{hash_facts(self._content)[:32]}"
         keys: dict[str, Any] = {"name": name, "cache_dir": str(copy)}
         shards = [file for file in self._local_files if file.suffix.lower() == ".parquet"]
         if shards and len(shards) == len([file for file in self._local_files if is_table(file)]):
@@ -193,10 +192,6 @@ class HubCorpus(Corpus):
         finally:
             for logger, level in zip(loggers, levels, strict=True):
                 logger.setLevel(level)
-
-
-def _hash_json(facts: list[Any]) -> str:
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 def may_overlap(split: str, other: str) -> bool:
