@@ -270,13 +270,13 @@ def test_a_file_without_pairs_is_refused(tmp_path, text, problem):
 
 def test_repeated_tokens_are_measured_at_probes_and_leave_an_onset(data_of):
     data = data_of("text")
-    tokens = repeated_segments(data.train, 64)
+    tokens = repeated_segments(data.train, 64, data.corpus)
     assert tokens is not None and tokens.shape == (16, 32)
     assert (tokens[:, :16] == tokens[:, 16:]).all() and set(tokens.ravel()) <= set(data.train.tolist())
     able = repeat_figures(Known("lookup", data.vocab_size), torch.from_numpy(tokens))
     assert able["repeats/accuracy"] == 1 and able["repeats/gain"] > 0.5
     assert repeat_figures(Known("guess", data.vocab_size), torch.from_numpy(tokens))["repeats/accuracy"] < 0.1
-    assert repeated_segments(data.train, 6) is None
+    assert repeated_segments(data.train, 6, data.corpus) is None
     short = replace(data_of("induction").corpus, most=6)
     assert repeated_segments(data.train, 64, short).shape == (16, 12), (
         "a model isn't asked for longer ones than its own"

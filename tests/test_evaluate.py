@@ -15,6 +15,7 @@ from nexus_ablate.cli import main
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.options import default_option, evaluation_name, evaluation_of, option_files
 from nexus_ablate.data import TokenizedData, eval_places
+from nexus_ablate.data.corpus import StdlibCorpus
 from nexus_ablate.data.tokenizer import CharTokenizer
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.measure.evaluation import EVALUATION, NotDefined, Subject
@@ -47,7 +48,7 @@ TEXT = np.random.default_rng(0).integers(0, 11, 400)
 
 def subject(config, model=None, val=TEXT, eval_tokens=64):
     model = build_model(config, 11).eval() if model is None else model
-    data = TokenizedData("text", "", TEXT, {"val": val}, CharTokenizer("abcdefghijk"), unigram_bpb=1.0)
+    data = TokenizedData("text", "", TEXT, {"val": val}, CharTokenizer("abcdefghijk"), 1.0, StdlibCorpus())
     return Subject(model, data, context=8, eval_tokens=eval_tokens)
 
 

@@ -67,7 +67,7 @@ class TokenizedData:
     val: dict[str, np.ndarray]
     tokenizer: Tokenizer
     unigram_bpb: float
-    corpus: Corpus | None = None
+    corpus: Corpus
 
     @property
     def vocab_size(self) -> int:
@@ -76,12 +76,12 @@ class TokenizedData:
     @property
     def period(self) -> int:
         """Tokens from the start of a sequence to the start of the next. Windows begin at multiples of it."""
-        return self.corpus.period if self.corpus else 1
+        return self.corpus.period
 
     @property
     def answers(self) -> Callable[[np.ndarray], np.ndarray] | None:
         """The function that says which targets of windows the loss counts (`Corpus.answers`); None: all of them."""
-        return self.corpus.answers if self.corpus and self.corpus.scores_answers else None
+        return self.corpus.answers if self.corpus.scores_answers else None
 
     @property
     def token_bytes(self) -> np.ndarray:

@@ -28,7 +28,7 @@ def frequent_tokens(train: np.ndarray) -> np.ndarray:
     return np.flatnonzero(counts * _RARE >= counts.sum())
 
 
-def repeated_segments(train: np.ndarray, context: int, corpus: Corpus | None = None) -> np.ndarray | None:
+def repeated_segments(train: np.ndarray, context: int, corpus: Corpus) -> np.ndarray | None:
     """(N, 2S) frequent training tokens, S distinct ones twice; None where two segments of 4 tokens don't fit.
 
     Args:
