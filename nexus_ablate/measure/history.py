@@ -22,10 +22,10 @@ KEPT = ("step", "tokens", *FINAL.values(), *ONSETS)
 """The metrics of a row that these functions use."""
 
 
-def onsets(rows: Sequence[Mapping[str, Any]], thresholds: Mapping[str, float] = ONSETS) -> dict[str, dict[str, int]]:
-    """Step and tokens at which a metric was first measured at or above its threshold; absent if it never was."""
+def onsets(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """Step and tokens at which a metric first reached its threshold in ONSETS; absent if it never did."""
     first = {}
-    for name, threshold in thresholds.items():
+    for name, threshold in ONSETS.items():
         row = next((row for row in rows if (row.get(name) or -math.inf) >= threshold), None)
         if row is not None:
             first[name] = {"step": row["step"], "tokens": row["tokens"]}
@@ -53,7 +53,8 @@ def final_means(rows: Sequence[Mapping[str, Any]], steps: int) -> dict[str, floa
     means = {}
     for name, metric in FINAL.items():
         values = [row[metric] for row in last if row.get(metric) is not None]
-        means |= {name: math.fsum(values) / len(values)} if values else {}
+        if values:
+            means[name] = math.fsum(values) / len(values)
     return means
 
 
@@ -61,6 +62,8 @@ def spike_scores(rows: Sequence[Mapping[str, Any]], warmup: int) -> dict[str, fl
     """The scores of the logged losses and gradient norms after warm-up; absent if too few were logged."""
     results = {}
     for name in SCORED:
-        score = spike_score([row[name] for row in rows if row["step"] > warmup and row.get(name) is not None])
-        results |= {} if score is None else {f"spike_score/{name}": score}
+        values = [row[name] for row in rows if row["step"] > warmup and row.get(name) is not None]
+        score = spike_score(values)
+        if score is not None:
+            results[f"spike_score/{name}"] = score
     return results
