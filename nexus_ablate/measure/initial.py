@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from nexus_ablate.axes.ffn import MLP, ScaledSwiGLU
 from nexus_ablate.config.run_config import RunConfig
+from nexus_ablate.measure.activation_statistics import rms
 from nexus_ablate.measure.counts import parameters
 from nexus_ablate.measure.probe import evaluation_mode, hooks
 from nexus_ablate.measure.regime import InitialSignal
@@ -33,11 +34,12 @@ def initial_of(config: RunConfig, vocab_size: int) -> InitialSignal | None:
 def initial_signal(model: GPT) -> InitialSignal:
     """The signal in the first block of a model with initial values, for one sequence of different tokens."""
     block: Any = model.blocks[0]
+    dropout: Any = model.dropout
     ffn, seen = block.ffn, dict[str, Tensor]()
     tokens = torch.arange(model.geometry.context, device=model.embedding.weight.device)[None]
     tokens %= len(model.embedding.weight)
     with hooks() as handles, evaluation_mode(model), statistics_of_the_batch(model):
-        handles.append(model.dropout.register_forward_hook(_keep(seen, "embedding")))
+        handles.append(dropout.register_forward_hook(lambda module, inputs, out: seen.update(embedding=out)))
         handles.append(block.register_forward_hook(lambda module, inputs, out: seen.update(stream=block.residual(out))))
         with activation_input(ffn, seen):
             model(tokens)
@@ -50,8 +52,8 @@ def initial_signal(model: GPT) -> InitialSignal:
         deviation, factor = float(seen["input"].std()), input_factor(ffn)
         share, share_at_1 = nonlinear_share(ffn, deviation), nonlinear_share(ffn, 1.0 / factor)
         deviation *= factor
-    sizes = _rms(seen["embedding"]), _rms(seen["branch"])
-    return InitialSignal(deviation, share, share_at_1, *sizes, block.norm_ffn_after_sum)
+    embedding_rms, branch_rms = float(rms(seen["embedding"])), float(rms(seen["branch"]))
+    return InitialSignal(deviation, share, share_at_1, embedding_rms, branch_rms, block.norm_ffn_after_sum)
 
 
 @contextmanager
@@ -113,14 +115,3 @@ def nonlinear_share(ffn: MLP, deviation: float) -> float:
     output_NF = ffn.product(input_NF, torch.ones_like(input_NF)) if ffn.gated else ffn.activation(input_NF)  # type: ignore[reportAttributeAccessIssue]
     correlation = torch.corrcoef(torch.stack((input_N, output_NF[:, 0])))[0, 1]
     return float(1 - correlation**2)
-
-
-def _keep(seen: dict[str, Tensor], name: str):
-    def hook(module: nn.Module, inputs: object, output: Tensor) -> None:
-        seen[name] = output.float()
-
-    return hook
-
-
-def _rms(x: Tensor) -> float:
-    return float(x.square().mean().sqrt())
