@@ -15,7 +15,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from written_runs import Writer, config_of
 
-from nexus_ablate.config.options import check_option, option_files
+from nexus_ablate.config.options import default_option, option_files
 from nexus_ablate.runs import read_run
 from nexus_ablate.runs.formats import WandbRun
 from nexus_ablate.track import FilesTracker, account, mirror, run_on_wandb, start_tracker
@@ -25,9 +25,7 @@ KEY = "k3y" * 14
 
 
 def option(name):
-    return check_option(
-        "tracker", {k.name: k.default for k in option_files("tracker")[name].keys.values()} | {"name": name}
-    )
+    return default_option("tracker", name)
 
 
 # What `auto` means

@@ -41,7 +41,7 @@ def _keys_of_dataclass(group: str, name: str) -> Mapping[str, Key]:
         if "constraint" in field.metadata:
             key, constraint, meaning = field.name, field.metadata["constraint"], field.metadata["meaning"]
             default = constraint.accept(f"{group}.{key}" if group else key, conf_yaml(name)[key])
-            keys[key] = Key(key, default, constraint, meaning)
+            keys[key] = Key(default, constraint, meaning)
     return keys
 
 

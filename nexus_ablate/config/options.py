@@ -105,7 +105,6 @@ _KEY_LINE = re.compile(r"^(?P<key>\w+):\s[^#]*#\s*(?P<comment>.+)$")
 class Key:
     """One key of a YAML file: its default, constraint and meaning."""
 
-    name: str
     default: Any
     constraint: Constraint
     meaning: str
@@ -220,7 +219,7 @@ def read_option_file(axis: str, path: Path) -> OptionFile:
             raise ConfigError(f"{axis}/{path.name}: key {key!r} has no constraint in its comment", got, fix)
         accepts, _, meaning = comments[key].partition(";")
         constraint = Constraint(accepts.strip())
-        keys[key] = Key(key, constraint.accept(f"{axis}.{key}", default), constraint, meaning.strip())
+        keys[key] = Key(constraint.accept(f"{axis}.{key}", default), constraint, meaning.strip())
     summary = text.splitlines()[0].removeprefix("#").strip()
     equation, sites = values.get("equation") or [], values.get("norm_sites") or {}
     equation = equation if isinstance(equation, list) else [equation]
