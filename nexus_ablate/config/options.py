@@ -41,21 +41,20 @@ from nexus_ablate.plain_data import UNREADABLE, load_yaml
 T = TypeVar("T")
 Class = TypeVar("Class", bound=type)
 AXES = (
-    *(
-        "norm",
-        "placement",
-        "position",
-        "mixer",
-        "attention",
-        "normalizer",
-        "qk_norm",
-        "gate",
-        "value",
-        "conv",
-        "ffn",
-        "head",
-    ),
-    *("init", "param"),
+    "norm",
+    "placement",
+    "position",
+    "mixer",
+    "attention",
+    "normalizer",
+    "qk_norm",
+    "gate",
+    "value",
+    "conv",
+    "ffn",
+    "head",
+    "init",
+    "param",
 )
 """The groups whose options are the architecture; every option is a class in axes/, in mixers.py or in a plugin."""
 
