@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -65,6 +66,11 @@ class Schedule:
     clip: float | str
     decay_mode: str
     groups: list[str]
+
+    @classmethod
+    def of(cls, keys: Mapping[str, Any]) -> Schedule:
+        """The schedule in the keys of an optimizer."""
+        return cls(**{key: keys[key] for key in COMMON_KEYS["optim"]})
 
     def warmup_steps(self, steps: int) -> int:
         """The meaning of `warmup` in a run of so many steps.
@@ -282,7 +288,7 @@ class RunConfig:
     @property
     def schedule(self) -> Schedule:
         """The learning-rate schedule, which parameters decay, and clipping."""
-        return Schedule(**{key: self.optim.keys[key] for key in COMMON_KEYS["optim"]})
+        return Schedule.of(self.optim.keys)
 
     def validates_every(self, steps: int) -> int:
         """The meaning of `train.eval_every` in a run of so many steps. A token takes a third of its training time."""

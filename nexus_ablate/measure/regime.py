@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from nexus_ablate.config.grammar import factors_by_role
-from nexus_ablate.config.options import COMMON_KEYS
 from nexus_ablate.config.roles import BLOCKS
 from nexus_ablate.config.run_config import RunConfig, Schedule
 from nexus_ablate.errors import ConfigError
@@ -242,6 +241,5 @@ def regime_from(
     factors = [by_role.get(role, {}) for role in BLOCKS]
     strongest = max(own.get("weight_decay", 1.0) * (own.get("lr", 1.0) if coupled else 1.0) for own in factors)
     pull = weight_decay * strongest * (optim["lr"] if coupled else 1.0)
-    schedule = Schedule(**{key: optim[key] for key in COMMON_KEYS["optim"]})
     decay_steps = 1 / pull if pull else math.inf
-    return Regime(params, tokens, steps, text_tokens, decay_steps, schedule, "beta2" in optim, initial)
+    return Regime(params, tokens, steps, text_tokens, decay_steps, Schedule.of(optim), "beta2" in optim, initial)
