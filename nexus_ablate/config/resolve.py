@@ -120,6 +120,7 @@ class Prescriptions:
     """The values that the chosen options prescribe for keys that are `auto`.
 
     Attributes:
+        config: What the user chose.
         chosen: The option file of each axis.
         notes: Changes by prescriptions that the user didn't ask for.
         sources: The option that determined an `auto`, by key.
@@ -129,6 +130,7 @@ class Prescriptions:
     """
 
     def __init__(self, config: RunConfig) -> None:
+        self.config = config
         self.chosen = {axis: option_files(axis)[getattr(config, axis).name] for axis in OPTIONS}
         self.notes: list[str] = []
         self.sources: dict[str, str] = {}
@@ -144,18 +146,21 @@ class Prescriptions:
                     problem = f"{option.override} prescribes a key that options can't prescribe"
                     raise unknown(problem, name, PRESCRIBABLE)
 
-    def meaning(self, name: str, value: Any, fallback: Any = None) -> Any:
+    def meaning(self, name: str, fallback: Any = None) -> Any:
         """A key's value, or the meaning of `auto`.
 
         Raises:
             ConfigError: Two options prescribe different values.
         """
-        if value != "auto":
-            return value
+        value = getattr(self.config, name)
+        return self._prescribed(name, fallback) if value == "auto" else value
+
+    def _prescribed(self, name: str, fallback: Any) -> Any:
+        """What the options prescribe for a key that is `auto`, or the fallback."""
         options = [option for option in self.chosen.values() if name in option.prescribes and option.axis != name]
         wishes = {option.override: option.prescribes[name] for option in options}
-        met = [STARTS_AS.get(wish) for wish in wishes.values() if isinstance(wish, str)]
-        wishes = {source: wish for source, wish in wishes.items() if wish not in met}
+        satisfied = [STARTS_AS.get(wish) for wish in wishes.values() if isinstance(wish, str)]
+        wishes = {source: wish for source, wish in wishes.items() if wish not in satisfied}
         if len(set(map(str, wishes.values()))) > 1:
             got = ", ".join(f"{source} wants {show(wish)}" for source, wish in wishes.items())
             raise ConfigError(f"{name}=auto has two meanings here", got, f"set {name} yourself")
@@ -167,11 +172,11 @@ class Prescriptions:
             self.notes.append(f"{source} also changes {name} to {show(wish)}")
         return wish
 
-    def init(self, option: Option) -> Option:
+    def init(self) -> Option:
         """The init, with the keys set by the option that prescribes it."""
-        name = self.meaning("init", option.name, option_files("init")["auto"].prescribes["init"])
-        if option.name != "auto":
-            return option
+        if self.config.init.name != "auto":
+            return self.config.init
+        name = self._prescribed("init", option_files("init")["auto"].prescribes["init"])
         values = default_option("init", name).flat()
         for source in self.chosen.values():
             if source.override != self.sources.get("init"):
@@ -182,12 +187,12 @@ class Prescriptions:
                     values[key.removeprefix("init.")] = value
         return check_option("init", values)
 
-    def qk_norm(self, option: Option) -> Option:
+    def qk_norm(self) -> Option:
         """The norm of q and k. If it is `none`, a placement that norms q, k and v replaces it."""
         placement = self.chosen["placement"]
         name = placement.prescribes.get("qk_norm")
-        if name is None or option.name != "none":
-            return option
+        if name is None or self.config.qk_norm.name != "none":
+            return self.config.qk_norm
         self.sources["qk_norm"] = placement.override
         self.notes.append(f"{placement.override} also changes qk_norm to {name}")
         return default_option("qk_norm", name)
@@ -205,10 +210,10 @@ def resolve(config: RunConfig) -> Resolved:
 
     prescriptions = Prescriptions(config)
     meaning = prescriptions.meaning
-    init, qk_norm = prescriptions.init(config.init), prescriptions.qk_norm(config.qk_norm)
+    init, qk_norm = prescriptions.init(), prescriptions.qk_norm()
     model, train = config.model, config.train
     pattern = config.window if isinstance(config.window, list) else [0 if config.window == "off" else config.window]
-    d_ff_ratio = ratio(meaning("d_ff_ratio", config.d_ff_ratio) or 4)
+    d_ff_ratio = ratio(meaning("d_ff_ratio") or 4)
     d_ff = max(1, round(d_ff_ratio * model.d_model / model.d_ff_multiple)) * model.d_ff_multiple
     tokens_per_step = train.batch_size * train.grad_accum * model.context
     tokens = default_tokens(model) if train.tokens == "auto" else train.tokens
@@ -216,11 +221,11 @@ def resolve(config: RunConfig) -> Resolved:
     if train.tokens == "auto" and train.steps != "auto":
         steps = train.steps
     resolved = Resolved(
-        norm_bias=meaning("norm_bias", config.norm_bias) in (True, "on"),
-        final_norm=meaning("final_norm", config.final_norm) in (True, "on"),
-        embed_scale=meaning("embed_scale", config.embed_scale, "off"),
+        norm_bias=meaning("norm_bias") in (True, "on"),
+        final_norm=meaning("final_norm") in (True, "on"),
+        embed_scale=meaning("embed_scale", "off"),
         d_embed=model.d_model if config.d_embed == "auto" else config.d_embed,
-        nope_every=meaning("nope_every", config.nope_every, "off"),
+        nope_every=meaning("nope_every", "off"),
         init=init,
         qk_norm=with_eps(qk_norm, config.norm),
         qkv_bias=on_or_off(config.qkv_bias),
