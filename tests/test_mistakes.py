@@ -33,6 +33,8 @@ def answer(capsys, *words):
         (["tracker=wandb", "tracker.project=my/project"], "tracker.project=project tracker.entity=my"),
         (["tracker=wandb", "tracker.project=a:b"], "tracker.project=a-b"),
         (["sync", "runs", "--project", "my/project"], "--project project --entity my"),
+        (["compare", "--wandb", "my/project#2"], "--wandb my/project-2"),
+        (["compare", "--wandb", "{my}/project#2"], "--wandb {my}/project-2"),
     ],
 )
 def test_a_project_that_w_and_b_refuses_is_named_before_anything_is_trained(capsys, command, fix):

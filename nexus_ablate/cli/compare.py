@@ -39,7 +39,7 @@ def _place_on_wandb(text: str) -> str:
     entity, slash, project = text.rpartition("/")
     if "/" in entity or not project or (slash and not entity):
         raise ConfigError("--wandb takes PROJECT or ENTITY/PROJECT", text, "--wandb nexus-ablate")
-    check_project(project, f"--wandb {entity}{slash}{{}}")
+    check_project(project, f"--wandb {entity}{slash}")
     return text
 
 

@@ -37,7 +37,7 @@ def run(dirs: list[str], flags: Flags) -> int:
     from nexus_ablate.track import sync
     from nexus_ablate.track.account import WandbFailed, require_key
 
-    check_project(flags.get("project") or "", "--project {} --entity {}")
+    check_project(flags.get("project") or "", "--project ", "--entity ")
     require_key()
     paths = runs_at(dirs, "sync")
     status, pages, rows = OK, [], []

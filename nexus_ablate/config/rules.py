@@ -70,7 +70,7 @@ def check_rules(config: RunConfig) -> None:
         if role == "head" and config.tie_embeddings:
             problem = "a tied head is the embedding and has no factors of its own"
             raise ConfigError(problem, f"{groups} tie_embeddings=on", "tie_embeddings=off")
-    check_project(str(config.tracker.keys.get("project", "")), "tracker.project={} tracker.entity={}")
+    check_project(str(config.tracker.keys.get("project", "")), "tracker.project=", "tracker.entity=")
     if not _SAFE_NAME.fullmatch(config.experiment):
         fix = f"experiment={re.sub('[^A-Za-z0-9]+', '_', config.experiment).strip('_') or 'mine'}"
         raise ConfigError("experiment is the name of a folder: letters, digits, . _ @ -", config.experiment, fix)
@@ -102,11 +102,13 @@ def check_layers(layers: object, n_layers: int) -> None:
         raise ConfigError("no layer has positions, so the choice of position does nothing", got, "position=none")
 
 
-def check_project(project: str, typed: str) -> None:
+def check_project(project: str, typed: str, typed_entity: str = "") -> None:
     """Check that W&B takes a project's name.
 
     Args:
-        typed: How a project and an entity are typed.
+        project: `NAME` or `ENTITY/NAME`.
+        typed: What is typed before a project's name.
+        typed_entity: What is typed before an entity's.
 
     Raises:
         ConfigError: The name is too long, or has a character that W&B refuses.
@@ -118,9 +120,9 @@ def check_project(project: str, typed: str) -> None:
         problem = "a W&B project has at most 128 characters in its name"
     entity, _, name = project.rpartition("/")
     plain = re.sub(r"[/\\#?%:]+", "-", name).strip("-")[:128] or "mine"
-    fix = typed.format(plain, re.sub(r"[^A-Za-z0-9_-]+", "-", entity))
-    if not entity:
-        fix = fix.partition(" ")[0] if "=" in fix else fix.partition(" --entity")[0]
+    fix = typed + plain
+    if entity:
+        fix += f" {typed_entity}{re.sub(r'[^A-Za-z0-9_-]+', '-', entity)}"
     raise ConfigError(problem, project, fix)
 
 
