@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from nexus_ablate.axes.init import layer_of
 from nexus_ablate.axes.modules import parameter_roles
 from nexus_ablate.config.roles import is_matrix
 from nexus_ablate.measure.activation_statistics import STATISTICS, statistic
@@ -22,14 +23,16 @@ def weight_rms(model: nn.Module) -> dict[str, float]:
     norms = torch.stack(torch._foreach_norm([p.detach() for p in named.values()]))  # type: ignore[reportPrivateImportUsage]
     groups: dict[str, list[tuple[float, int]]] = {}
     for (name, parameter), norm in zip(named.items(), norms.tolist(), strict=True):
-        groups.setdefault(f"role/{roles[name]}", []).append((norm, parameter.numel()))
-        if name.startswith("blocks.") and is_matrix(name, parameter.ndim, roles[name]):
-            for group in (f"block_{int(name.split('.')[1]):03d}", "global"):
-                groups.setdefault(group, []).append((norm, parameter.numel()))
-    return {
-        f"weight_rms/{group}": math.hypot(*(norm for norm, _ in of)) / math.sqrt(sum(count for _, count in of))
-        for group, of in groups.items()
-    }
+        of = [f"role/{roles[name]}"]
+        if block := _block_of_matrix(name, parameter, roles[name]):
+            of += [block, "global"]
+        for group in of:
+            groups.setdefault(group, []).append((norm, parameter.numel()))
+    figures = {}
+    for group, parts in groups.items():
+        norm = math.hypot(*(part for part, _ in parts))
+        figures[f"weight_rms/{group}"] = norm / math.sqrt(sum(count for _, count in parts))
+    return figures
 
 
 def matrix_figures(model: nn.Module) -> dict[str, Tensor]:
@@ -47,10 +50,16 @@ def block_matrices(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     roles = parameter_roles(model)
     seen: dict[str, int] = {}
     for name, parameter in model.named_parameters():
-        if name.startswith("blocks.") and is_matrix(name, parameter.ndim, roles[name]):
-            short = f"block_{int(name.split('.')[1]):03d}/{roles[name]}"
+        if block := _block_of_matrix(name, parameter, roles[name]):
+            short = f"{block}/{roles[name]}"
             seen[short] = seen.get(short, 0) + 1
             yield short if seen[short] == 1 else f"{short}_{seen[short]}", parameter
+
+
+def _block_of_matrix(name: str, parameter: nn.Parameter, role: str) -> str:
+    """`block_003` for a matrix of that block; '' for any other parameter."""
+    layer = layer_of(name)
+    return "" if layer is None or not is_matrix(name, parameter.ndim, role) else f"block_{layer:03d}"
 
 
 @statistic("matrix")
