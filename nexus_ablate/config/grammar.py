@@ -132,7 +132,9 @@ def _canonical(alternative: str, value: Any) -> Any:
         return float(number)
     if number % 1 == 0:
         return int(number)
-    return REFUSED if interval.kind == "int" else str(number) if isinstance(number, Fraction) else number
+    if interval.kind == "int":
+        return REFUSED
+    return str(number) if isinstance(number, Fraction) else number
 
 
 def factors_by_role(items: Iterable[str]) -> dict[str, dict[str, float]]:
@@ -171,10 +173,13 @@ def factors_by_role(items: Iterable[str]) -> dict[str, dict[str, float]]:
 def _canonical_factors(items: Iterable[str]) -> list[str]:
     """The same factors in the order of the roles, without those of 1, so that equal ones are written alike."""
     factors = factors_by_role(items)
-    named = {
-        role: [f"{n}:{show(factors[role][n])}" for n in FACTORS if factors[role].get(n, 1) != 1] for role in factors
-    }
-    return [":".join([role, *named[role]]) for role in ROLES if named.get(role)]
+    canonical = []
+    for role in ROLES:
+        of_role = factors.get(role, {})
+        words = [f"{name}:{show(of_role[name])}" for name in FACTORS if of_role.get(name, 1) != 1]
+        if words:
+            canonical.append(":".join([role, *words]))
+    return canonical
 
 
 def ratio(value: object) -> float:
@@ -216,7 +221,9 @@ def is_comparison(rule: str) -> bool:
 
 def names_in(rule: str) -> list[str]:
     """The names in a comparison; none for a list of settings."""
-    return [n.id for n in ast.walk(ast.parse(rule)) if isinstance(n, ast.Name)] if is_comparison(rule) else []
+    if not is_comparison(rule):
+        return []
+    return [node.id for node in ast.walk(ast.parse(rule)) if isinstance(node, ast.Name)]
 
 
 def compare_numbers(rule: str, numbers: Mapping[str, Any]) -> bool:

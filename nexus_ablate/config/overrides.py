@@ -124,12 +124,15 @@ def _chosen_options(group: str, values: list[Any], typed: str = "") -> list[str]
     """
     known, chosen = option_names(group), []
     for value in values:
-        name = "none" if value is None and group == "preset" else "null" if value is None else show(value)
+        no_name = "none" if group == "preset" else "null"
+        name = no_name if value is None else show(value)
         chosen.append(name)
         if name in known:
             continue
         problem, meant = f"{group} has no option of this name", meant_option(group, name) or name
-        fix = (meant_path(group, name) if meant == name else "") or (meant if "=" in meant else "")
+        fix = meant_path(group, name) if meant == name else ""
+        if not fix and "=" in meant:
+            fix = meant
         if meant in ("all", "any", "every"):
             fix = f"nexus-ablate -m '{group}=glob(*)'"
         if fix:
