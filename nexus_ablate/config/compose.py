@@ -53,15 +53,16 @@ def compose_values(overrides: Sequence[Override]) -> dict[str, Any]:
             value = override.values[0]
             chosen[override.name] = show(value) if isinstance(value, bool) else value  # `probe=false`
     preset = chosen.pop("preset", None) or "none"
-    own = choices_of("config") | choices_of(f"preset/{preset}")
+    choices = choices_of("config") | choices_of(f"preset/{preset}")
     values: dict[str, Any] = _defaults("config")
-    for group in own:
+    for group, choice in choices.items():
         if group != "preset":
-            option = chosen.get(group, own[group])
+            option = chosen.get(group, choice)
             values[group] = {"name": option} | _defaults(f"{group}/{option}")
     for key, value in conf_yaml(f"preset/{preset}").items():
         if key in CLOSED_GROUPS or key in OPTION_GROUPS:
-            values[key] |= value if values[key]["name"] == own[key] else {}
+            if values[key]["name"] == choices[key]:
+                values[key] |= value
         elif key != "defaults":
             values[key] = value
     for override in overrides:

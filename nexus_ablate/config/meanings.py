@@ -24,9 +24,12 @@ def plain_word(word: str) -> str:
 
 def meant_key(name: str, known: Iterable[str]) -> str:
     """The key, or the whole override or command, that `name` means in other libraries; '' if there is none."""
-    words, last = {plain_word(word): key for word, key in synonyms()["keys"].items()}, name.rpartition(".")[2]
+    words = {plain_word(word): key for word, key in synonyms()["keys"].items()}
+    if meant := words.get(plain_word(name)):
+        return meant
+    last = name.rpartition(".")[2]
     owners = [key for key in known if key.rpartition(".")[2] == last]
-    return words.get(plain_word(name)) or (owners[0] if len(owners) == 1 else words.get(plain_word(last), ""))
+    return owners[0] if len(owners) == 1 else words.get(plain_word(last), "")
 
 
 def meant_path(group: str, value: str) -> str:

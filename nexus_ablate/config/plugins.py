@@ -98,7 +98,8 @@ def plugins() -> tuple[Plugin, ...]:
 @cache
 def _plugins(paths: str) -> tuple[Plugin, ...]:
     result = [_plugin(Path(path).name, Path(path), None) for path in _named(paths)]
-    result += [_plugin(entry.name, _package_directory(entry), entry.value) for entry in _entry_points()]
+    installed = sorted(metadata.entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name)
+    result += [_plugin(entry.name, _package_directory(entry), entry.value) for entry in installed]
     directories: dict[str, Path] = {}
     for plugin in result:
         if plugin.name in directories:  # runs record a plugin by its name
@@ -130,10 +131,6 @@ def sources(directory: Path) -> list[Path]:
     """Every .py and .yaml file of a plugin outside hidden folders, sorted."""
     result = [path for kind in ("*.py", "*.yaml") for path in directory.rglob(kind) if path.is_file()]
     return sorted(p for p in result if not any(part.startswith(".") for part in p.relative_to(directory).parts))
-
-
-def _entry_points() -> list[metadata.EntryPoint]:
-    return sorted(metadata.entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name)
 
 
 def _package_directory(entry: metadata.EntryPoint) -> Path:
