@@ -167,8 +167,8 @@ def _identify(option: Option, context: int) -> tuple[Corpus, MakeTokenizer, str]
 
 
 def _corpus_of(option: Option) -> Corpus:
-    own = {key: value for key, value in option.keys.items() if key not in TOKENIZER_KEYS}
-    return DATA.build(Option(option.name, own))
+    keys = {key: value for key, value in option.keys.items() if key not in TOKENIZER_KEYS}
+    return DATA.build(Option(option.name, keys))
 
 
 def _tokenizer_of(option: Option) -> tuple[list[Any], MakeTokenizer]:

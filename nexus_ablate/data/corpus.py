@@ -163,9 +163,8 @@ class FilesCorpus(Corpus):
 
     def check(self, context: int) -> None:
         for split, documents in (("training", self._split[0]), ("validation", self._split[1])):
-            most = sum(len(text.encode()) for text in documents) + max(
-                len(documents) - 1, 0
-            )  # a token has at least one byte
+            separators = max(len(documents) - 1, 0)
+            most = sum(len(text.encode()) for text in documents) + separators  # a token has at least one byte
             if most < context + 2:
                 names = ",".join(str(path) for path in self._paths)
                 raise ConfigError(

@@ -18,9 +18,8 @@ FORMAT = 1
 """Increased whenever the same keys would give other sequences."""
 BLANK = 0
 """The token of no meaning in recall, and the separator of a copy."""
-_CHARACTERS = "".join(
-    map(chr, [*range(32, 127), *range(0x4E00, 0xA000)])
-)  # one per token: a space, then ASCII, then CJK
+_CHARACTERS = "".join(map(chr, [*range(32, 127), *range(0x4E00, 0xA000)]))
+"""One per token: a space, then ASCII, then CJK."""
 _BLOCK = 2048  # sequences drawn at a time
 
 

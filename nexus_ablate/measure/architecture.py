@@ -110,14 +110,14 @@ def equations(config: RunConfig, model: GPT) -> list[Facts]:
         ("logits <- logits + b", config.head_bias),
         ("logits <- c tanh(logits / c)", config.final_softcap != "off"),
     )
-    own = {"n_kv_heads": resolved.n_kv_heads, "attn_scale": attn_scale(model)}
-    own |= {key: getattr(resolved, key) for key in ("qkv_bias", "attn_out_bias")}
-    own |= {key: getattr(config, key) for key in ("attn_softcap", "window", "kv_bias", "clip_qkv")}
+    attention = {"n_kv_heads": resolved.n_kv_heads, "attn_scale": attn_scale(model)}
+    attention |= {key: getattr(resolved, key) for key in ("qkv_bias", "attn_out_bias")}
+    attention |= {key: getattr(config, key) for key in ("attn_softcap", "window", "kv_bias", "clip_qkv")}
     switches = {
         "norm": {"norm_bias": resolved.norm_bias, "norm_gain_sites": config.norm_gain_sites},
         "placement": {"final_norm": resolved.final_norm},
         "position": {"nope_every": resolved.nope_every},
-        "attention": own,
+        "attention": attention,
         "ffn": {"d_ff": resolved.d_ff, "ffn_bias": resolved.ffn_bias},
     }
     entry = {"embed_scale": scale, "embed_norm": config.embed_norm, "d_embed": resolved.d_embed}

@@ -9,7 +9,6 @@ A name may have placeholders, as in `attn/{block}/sink_rate`; PLACEHOLDERS defin
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -336,12 +335,8 @@ def find(name: str) -> Measure:
     """
     measure = measure_of(name) or next((measure for measure in MEASURES if name in measure.names), None)
     if measure is None:
-        raise unknown("there is no measure of this name", name, list(_names()))
+        raise unknown("there is no measure of this name", name, chain.from_iterable(known.names for known in MEASURES))
     return measure
-
-
-def _names() -> Iterator[str]:
-    return chain.from_iterable(measure.names for measure in MEASURES)
 
 
 @cache
