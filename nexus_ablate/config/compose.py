@@ -9,7 +9,7 @@ from typing import Any
 
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.groups import GROUPS, choices_of, keys_of_file
-from nexus_ablate.config.options import OPTIONS, Option, check_installed, conf_yaml, option_files
+from nexus_ablate.config.options import Option, check_installed, conf_yaml, option_files
 from nexus_ablate.config.override_syntax import Override, read_override, replacements
 from nexus_ablate.config.overrides import check_overrides
 from nexus_ablate.config.plugins import Plugin, add_plugins, plugins
@@ -107,8 +107,7 @@ def search_plugins() -> None:
 
 def plugins_used(config: RunConfig) -> list[Plugin]:
     """The plugins whose options were chosen, each once."""
-    science = config.science()
-    used = [option_files(axis)[science[axis]["name"]].plugin for axis in OPTIONS if axis in science]
+    used = [option_files(group)[option.name].plugin for group, option in config.options().items()]
     return list(dict.fromkeys(plugin for plugin in used if plugin is not None))
 
 

@@ -298,6 +298,11 @@ class RunConfig:
         validations = max(2, min(8, int(affordable)))
         return max(1, -(-steps // validations))
 
+    def options(self) -> dict[str, Option]:
+        """The option of each axis and the optimizer, with `auto` and prescribed values resolved."""
+        chosen = {group: getattr(self, group) for group in OPTIONS}
+        return chosen | {"init": self.resolved.init, "qk_norm": self.resolved.qk_norm}
+
     def nested(self) -> dict[str, Any]:
         """The configuration as the user would write it, with `auto`, for config.yaml."""
         values = {item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.init}
@@ -310,7 +315,7 @@ class RunConfig:
         `auto` is replaced by its meaning, so setting a key to its default's meaning gives the same run.
         """
         given = self.nested()
-        values: dict[str, Any] = {axis: given[axis] for axis in OPTIONS}
+        values: dict[str, Any] = {group: option.flat() for group, option in self.options().items()}
         for name in ("model", "train"):
             keys = (key for key in given[name] if key != "name" and f"{name}.{key}" not in _no_science())
             values[name] = {key: given[name][key] for key in keys}
@@ -319,7 +324,6 @@ class RunConfig:
             values[name] = getattr(self.resolved, name)
         values["bias"] = self.resolved.qkv_bias and self.resolved.attn_out_bias and self.resolved.ffn_bias
         values["window"] = self.resolved.windows if any(self.resolved.windows) else []
-        values |= {"init": self.resolved.init.flat(), "qk_norm": self.resolved.qk_norm.flat()}
         values["model"] |= {"head_dim": self.resolved.head_dim, "d_ff": self.resolved.d_ff}
         values["train"] |= {"steps": self.resolved.steps}
         for axis, meant in LATER.items():

@@ -83,9 +83,8 @@ def architecture(config: RunConfig, model: GPT, decay_groups: dict[str, list[str
 
 def chosen_options(config: RunConfig) -> dict[str, tuple[Option, OptionFile]]:
     """The option of each axis, with `auto` and prescribed values resolved."""
-    options = {axis: getattr(config, axis) for axis in AXES}
-    options |= {"init": config.resolved.init, "qk_norm": config.resolved.qk_norm}
-    return {axis: (option, option_files(axis)[option.name]) for axis, option in options.items()}
+    options = config.options()
+    return {axis: (options[axis], option_files(axis)[options[axis].name]) for axis in AXES}
 
 
 def equations(config: RunConfig, model: GPT) -> list[Facts]:
