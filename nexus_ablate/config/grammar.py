@@ -80,8 +80,6 @@ class Constraint:
         Raises:
             ConfigError: No alternative admits the value.
         """
-        if self.text == BY_ROLE and isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
-            return _canonical_factors(value)
         for alternative in self.alternatives:
             canonical = _canonical(alternative, value)
             if canonical is not REFUSED:
@@ -114,6 +112,9 @@ def _canonical(alternative: str, value: Any) -> Any:
             return REFUSED
         items = [_canonical(alternative.removeprefix("list of "), item) for item in value]
         return REFUSED if REFUSED in items else items
+    if alternative == BY_ROLE:
+        is_list_of_text = isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
+        return _canonical_factors(value) if is_list_of_text else REFUSED
     if alternative == "text":
         return value if isinstance(value, str) and value.strip() else REFUSED
     interval = parse_interval(alternative)
