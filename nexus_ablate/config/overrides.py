@@ -198,7 +198,8 @@ def _meant_value(name: str, override: Override, known: Mapping[str, Key | None])
         if key is None:
             _chosen_options(name, override.values)
         else:
-            _ = [key.constraint.accept(name, value) for value in override.values]
+            for value in override.values:
+                key.constraint.accept(name, value)
     except ConfigError as error:
         return error.fix.partition("=")[2] or (show(key.default) if key else choices_of("config")[name])
     return override.typed
@@ -222,20 +223,21 @@ def _unknown_option_key(
     name, typed = override.name, override.typed
     group, _, key = name.partition(".")
     option, got = f"{group}={','.join(chosen[group])}", f"{name}={typed}"
+    problem = f"{option} has no key {key}"
     path = meant_path(group, show(override.values[0])) if key in ("path", "file", "files") else ""
     if path:
-        return ConfigError(f"{option} has no key {key}", got, path)
-    others = [option_files(axis)[name] for axis in OPTIONS if axis != group for name in chosen[axis]]
-    prescribed = {option.prescribes.get(group) for option in others}
+        return ConfigError(problem, got, path)
+    others = [option_files(axis)[other] for axis in OPTIONS if axis != group for other in chosen[axis]]
+    prescribed = {other.prescribes.get(group) for other in others}
     owners = [owner for owner in option_files(group).values() if key in owner.keys]
     owners.sort(key=lambda owner: owner.name not in prescribed)  # what `auto` means beside the other options
     for owner, value in itertools.product(owners, (typed, meant_list(typed))):
         if value and _accepts(owner.keys[key].constraint, value):
-            return ConfigError(f"{option} has no key {key}", got, f"{group}={owner.name} {name}={value}")
+            return ConfigError(problem, got, f"{group}={owner.name} {name}={value}")
     if owners:
         fix = f"{group}={owners[0].name} {name}={show(owners[0].keys[key].default)}"
-        return ConfigError(f"{option} has no key {key}", got, fix)
-    keys = [key for key in known if key.startswith(f"{group}.")]
+        return ConfigError(problem, got, fix)
+    keys = [known_key for known_key in known if known_key.startswith(f"{group}.")]
     if not keys:
         return ConfigError(f"{option} has no keys", name, "leave it out")
     problem, near = f"{option} has no key of this name", did_you_mean(name, keys)
