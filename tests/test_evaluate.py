@@ -549,6 +549,7 @@ def test_class_and_yaml_of_an_evaluation_agree_on_name_and_keys():
         ("streaming:kept=4", "streaming"),
         ("streaming:texts:2:kept:8", "streaming:kept:8:texts:2"),
         ("extrapolation:factors:1+16", "extrapolation:factors:1+16"),
+        ("minimal_pairs:file:@a+b.jsonl", "minimal_pairs:file:@a+b.jsonl"),
     ],
 )
 def test_the_name_of_a_result_has_the_keys_that_are_not_at_their_defaults(text, name):
@@ -562,6 +563,8 @@ def test_the_name_of_a_result_has_the_keys_that_are_not_at_their_defaults(text, 
         ("streaming:keep:8", "streaming:kept:8"),
         ("streaming:kept:0", "try: streaming:kept:4"),
         ("streaming:kept", "try: streaming:kept:4"),
+        ("'streaming:kept:8+16'", "try: streaming:kept:4"),
+        ("'streaming:kept:['", "try: streaming:kept:4"),
         ("extrapolation:factors:2+x", r"try: extrapolation:factors:1\+2\+4\+8"),
         ("streeming", "no evaluation of this name"),
     ],

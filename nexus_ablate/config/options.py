@@ -315,13 +315,23 @@ def evaluation_of(text: str) -> Option:
         if key not in option.keys:
             raise unknown(f"{name} has no key of this name", key, option.keys, f"{name}:{{}}:{value or 'VALUE'}")
         spec = files[name].keys[key]
-        items = [load_yaml(item) for item in value.split("+")]
+        given = _yaml_value(value)
+        if isinstance(spec.default, list):
+            given = [_yaml_value(item) for item in value.split("+")]
         try:
-            accepted = spec.constraint.accept(f"{name}:{key}", items if isinstance(spec.default, list) else items[0])
+            accepted = spec.constraint.accept(f"{name}:{key}", given)
         except ConfigError as error:
             raise ConfigError(error.problem, text, f"{name}:{key}:{evaluation_value(spec.default)}") from None
         option.keys[key] = accepted
     return option
+
+
+def _yaml_value(text: str) -> object:
+    """The value that a text is in YAML; the text itself where it is none."""
+    try:
+        return load_yaml(text)
+    except UNREADABLE:
+        return text
 
 
 def evaluation_name(option: Option) -> str:
