@@ -10,7 +10,8 @@ import yaml
 from written_runs import Writer, unfixed
 
 from nexus_ablate.cli import main
-from nexus_ablate.planning.study_yaml import expanded, write_record
+from nexus_ablate.planning.jobs import Runs
+from nexus_ablate.planning.study_yaml import write_record
 from nexus_ablate.study.definition import read_request, strata_of
 
 QUIET = (0.004, -0.003, 0.001, -0.005, 0.003, 0.002, -0.001, 0.0045, -0.0035, 0.0005)
@@ -130,7 +131,7 @@ def test_a_stratum_whose_folder_is_gone_makes_the_claim_preliminary(tmp_path, mo
         )
     )
     for request in strata_of(read_request(["deep.yaml"]))[:2]:
-        write_record(*expanded(request), request.directory)
+        write_record(Runs.of(request))
         unfixed(request.directory)
         writer = Writer(request.directory.parent, request.directory.name)
         for seed in range(5):

@@ -30,7 +30,7 @@ from nexus_ablate.comparison.verdict import BETTER, DIFFERENT, EQUIVALENT, HIGHE
 from nexus_ablate.comparison.within_stratum import compare_stratum as compare
 from nexus_ablate.planning.design import measuring
 from nexus_ablate.planning.jobs import Runs
-from nexus_ablate.planning.study_yaml import expanded, write_record
+from nexus_ablate.planning.study_yaml import write_record
 from nexus_ablate.runs import read_run
 from nexus_ablate.study.decoding import decode_file
 from nexus_ablate.study.definition import read_request, strata_of
@@ -218,7 +218,7 @@ def test_a_study_runs_the_probe_and_the_evaluations_that_its_endpoints_need(tmp_
         "requires": {"streaming:kept:8/difference": ">= 0"},
     }
     Path("mine.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
-    baseline = expanded(read_request(["mine.yaml"]))[1]["baseline"]
+    baseline = Runs.of(read_request(["mine.yaml"])).configs["baseline"]
     assert baseline.probe.name == "full"
     assert baseline.evals == ["quantization", "streaming:kept:8"]
 
@@ -227,7 +227,7 @@ def test_a_probe_that_measures_more_than_is_needed_stays(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     values = {"question": "is it so?", "arms": ["norm=layer"], "baseline": "probe=full", "endpoints": {SINK: {}}}
     Path("mine.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
-    assert expanded(read_request(["mine.yaml"]))[0].baseline == ["probe=full", "train.tokens=3932160"]
+    assert Runs.of(read_request(["mine.yaml"])).study.baseline == ["probe=full", "train.tokens=3932160"]
 
 
 # ------------------------------------------------------------------------------------------------------------ strata
@@ -248,10 +248,10 @@ def test_strata_are_studies_of_their_own_with_a_share_of_the_five_percent(tmp_pa
         "claim": "it is so",
     }
     Path("mine.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
-    shallow, deep = (expanded(request) for request in strata_of(read_request(["mine.yaml"])))
-    assert [configs["baseline"].model.n_layers for _, configs in (shallow, deep)] == [2, 3]
-    assert deep[1]["norm=layer"].schedule.lr == 5e-4
-    shallow, deep = shallow[0], deep[0]
+    strata = [Runs.of(request) for request in strata_of(read_request(["mine.yaml"]))]
+    assert [runs.configs["baseline"].model.n_layers for runs in strata] == [2, 3]
+    assert strata[1].configs["norm=layer"].schedule.lr == 5e-4
+    shallow, deep = (runs.study for runs in strata)
     assert [s.name for s in (shallow, deep)] == ["mine@shallow", "mine@deep"]
     assert [arm.name for arm in deep.arms] == ["norm=layer", "tanh"]
     assert [len(s.expects) for s in (shallow, deep)] == [1, 2]
@@ -653,9 +653,9 @@ def asked_elsewhere(tmp_path: Path, *setting: str) -> list[str]:
 def test_a_claim_about_what_is_no_arm_in_another_setting_is_not_shown(tmp_path, setting, why):
     words = asked_elsewhere(tmp_path, setting)
     request = read_request(words)
-    write_record(*expanded(request), request.directory)
+    write_record(Runs.of(request))
     again = read_request(["mine", *words[-2:-1]])
-    write_record(*expanded(again), again.directory)  # raises if the stored study read as another one
+    write_record(Runs.of(again))  # raises if the stored study read as another one
     unfixed(again.directory)
     writer = Writer(tmp_path / "runs", "mine")
     for seed in range(5):
@@ -803,7 +803,7 @@ def test_with_a_grid_of_rates_no_arm_waits_for_the_baseline(tmp_path, tiny_run):
 
     def premise(*words: str) -> list[int]:
         request = read_request([str(tmp_path / "mine.yaml"), *tiny_run(), *words])
-        return [job.seed for job in Runs(*expanded(request), request).premise]
+        return [job.seed for job in Runs.of(request).premise]
 
     assert premise("seeds.looks=5,8") == [0, 1, 2, 3, 4]
     assert premise("seeds=0,1", "lr_grid=1e-3,2e-3", "tuning_seeds=7,8") == []

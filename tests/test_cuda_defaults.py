@@ -13,7 +13,7 @@ from nexus_ablate.config.compose import compose, differences
 from nexus_ablate.config.resolve import from_values
 from nexus_ablate.gpus import described_gpus
 from nexus_ablate.planning.jobs import Runs
-from nexus_ablate.planning.study_yaml import expanded, write_record
+from nexus_ablate.planning.study_yaml import write_record
 from nexus_ablate.runs import arm_name, find_runs, identity, read_run
 from nexus_ablate.study.definition import read_request
 from nexus_ablate.training.session import train
@@ -102,24 +102,24 @@ def test_a_study_keeps_the_precision_of_its_first_launch_on_every_machine(machin
     words = ["mine", "vary.norm=layer", *TINY, f"runs_dir={tmp_path / 'runs'}", "seeds=0"]
     machine(H100)
     request = read_request(words)
-    study, configs = expanded(request)
-    write_record(study, configs, request.directory)
-    paths = [job.path for job in Runs(study, configs, request).claims]
+    runs = Runs.of(request)
+    write_record(runs)
+    paths = [job.path for job in runs.claims]
     machine()
     again = read_request(["mine", f"runs_dir={tmp_path / 'runs'}"])
-    assert [job.path for job in Runs(*expanded(again), again).claims] == paths
+    assert [job.path for job in Runs.of(again).claims] == paths
     explicit = read_request([*words, "train.precision=bf16"])
-    write_record(*expanded(explicit), explicit.directory)
+    write_record(Runs.of(explicit))
     other = read_request(words)
     with pytest.raises(errors.ConfigError, match="has changed since its first launch") as refused:
-        write_record(*expanded(other), other.directory)
+        write_record(Runs.of(other))
     assert "train.precision=bf16" in refused.value.got
 
 
 def test_a_job_of_a_study_has_its_precision_on_every_machine(machine, tmp_path):
     machine()
     request = read_request(["mine", "vary.norm=layer", "vary.train.precision=bf16", *TINY, f"runs_dir={tmp_path}"])
-    jobs = Runs(*expanded(request), request).claims
+    jobs = Runs.of(request).claims
     machine(H100)
     assert [compose(job.overrides).train.precision for job in jobs] == [job.config.train.precision for job in jobs]
     assert {job.config.train.precision for job in jobs} == {"fp32", "bf16"}

@@ -103,7 +103,7 @@ def desk(request, tmp_path, monkeypatch):
     monkeypatch.setattr(Slurm, "check", lambda _: None)
     monkeypatch.setattr(Slurm, "run", run)
     monkeypatch.setattr(evaluation, "evaluate", lambda path, names: {name: {"not_defined": "here"} for name in names})
-    monkeypatch.setattr(launch, "launch", lambda request, *_, **__: trained.append(launch.expanded(request)) or 0)
+    monkeypatch.setattr(launch, "launch", lambda request, *_, **__: trained.append(launch.Runs.of(request)) or 0)
     monkeypatch.setattr(launch, "check_passes", lambda *_: None)  # its text is short
     studies = "scratch rates mine notebook first_look muon imported gqa_sizes qk_rate rms_vs_layer".split()
     published = [path.stem for path in (ROOT / "conf/claims").glob("*.json")]

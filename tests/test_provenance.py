@@ -27,7 +27,6 @@ from nexus_ablate.config.plugins import VARIABLE, add_plugins
 from nexus_ablate.execution.multirun import job_of
 from nexus_ablate.execution.worker import Task
 from nexus_ablate.planning.jobs import Runs
-from nexus_ablate.planning.study_yaml import expanded
 from nexus_ablate.provenance import COMPUTES_NOTHING, PACKAGE, computes, differ, source_hash, source_hashes, text_hash
 from nexus_ablate.runs import find_runs, read_run
 from nexus_ablate.study.definition import read_request
@@ -240,7 +239,7 @@ def test_a_study_with_finished_runs_of_other_code_is_refused_before_anything_is_
 ):
     study = [*STUDY, *(text for text in tiny_run("train.steps=2") if text != "train.threads=1")]
     request = read_request(study[1:])
-    for job in Runs(*expanded(request), request).claims:
+    for job in Runs.of(request).claims:
         train(compose([*job.overrides, "train.threads=1"]), quiet=True, arm=job.arm)
     checkout.edit("nexus_ablate/axes/norm.py", "from __future__", "# a comment\nfrom __future__")
     assert main(study) == 0

@@ -38,7 +38,6 @@ from nexus_ablate.execution.slurm_queue import ENDED
 from nexus_ablate.execution.state_table import summary
 from nexus_ablate.execution.worker import Task
 from nexus_ablate.planning.jobs import Runs
-from nexus_ablate.planning.study_yaml import expanded
 from nexus_ablate.provenance import source_hash
 from nexus_ablate.runs import find_runs, read_run
 from nexus_ablate.study.definition import read_request
@@ -294,7 +293,7 @@ def test_nothing_that_is_queued_or_done_is_submitted_again_and_what_slurm_forgot
 
 def test_runs_of_other_code_are_submitted_again_only_when_asked_for(tiny_run, fake_slurm, checkout, tmp_path, capsys):
     requested = request(tiny_run, "seeds=0", "train.steps=2")
-    for job in Runs(*expanded(requested), requested).claims:
+    for job in Runs.of(requested).claims:
         train(compose([*job.overrides, "train.threads=1"]), quiet=True, arm=job.arm)
     checkout.edit("nexus_ablate/axes/norm.py", "from __future__", "import math\nfrom __future__")
     with pytest.raises(errors.ConfigError, match=r"other code: axes/norm\.py differs") as refused:
@@ -358,7 +357,7 @@ def test_the_arms_are_submitted_when_the_baseline_has_shown_what_the_claim_requi
     values["expects"] = [{"arm": "norm=layer", "val_loss": "lower"}]
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(values | {"requires": {"attn/sink_rate": ">= 0.2"}}))
     requested = read_request([str(tmp_path / "mine.yaml"), *tiny_run()])
-    runs = Runs(*expanded(requested), requested)
+    runs = Runs.of(requested)
     assert launch(requested, Slurm()) == 0
     said = " ".join(capsys.readouterr().err.split())
     assert "2 runs submitted" in said and "run the same command for the other arms" in said
@@ -375,7 +374,7 @@ def test_the_arms_are_submitted_when_the_baseline_has_shown_what_the_claim_requi
 def test_a_command_submits_one_look_and_the_next_one_when_its_runs_have_ended(tiny_run, fake_slurm, instant, capsys):
     instant.decided = {"norm=layer": 1}
     requested = request(tiny_run, "vary.bias=on", "seeds.looks=2,3,4")
-    runs = Runs(*expanded(requested), requested)
+    runs = Runs.of(requested)
     jobs = {job.path: job for job in runs.deciding(runs.study.all_arms, range(4))}
 
     def submitted():
@@ -442,7 +441,7 @@ def test_the_accounting_says_how_a_job_that_left_the_queue_ended(tiny_run, fake_
 def test_status_asks_slurm_nothing_about_runs_that_have_ended(tiny_run, fake_slurm):
     requested = request(tiny_run, "seeds=0")
     launch(requested, Slurm())
-    for job in Runs(*expanded(requested), requested).claims:
+    for job in Runs.of(requested).claims:
         train(compose([*job.overrides, "train.threads=1"]), quiet=True, arm=job.arm)
     (fake_slurm.queue).unlink()
     assert [line.state for line in Watcher().lines([requested.directory])] == ["finished"] * 2

@@ -19,6 +19,7 @@ from nexus_ablate.plain_data import load_yaml
 from nexus_ablate.planning import cost
 from nexus_ablate.planning.cost import cost_of, seconds_of
 from nexus_ablate.planning.design import arm_key, compose_arm, expand
+from nexus_ablate.planning.jobs import Runs
 from nexus_ablate.planning.study_yaml import write_record
 from nexus_ablate.runs import arm_name, find_runs, read_run
 from nexus_ablate.study.arm_overrides import merged
@@ -321,10 +322,10 @@ def test_equal_seconds_are_measured_once_and_kept(tmp_path, monkeypatch):
     request = read_request(
         ["x", "vary.model.n_layers=1", "match=seconds", "train.steps=50", f"runs_dir={tmp_path}", *SMALL]
     )
-    study, configs = expand(request.study)
-    (arm,) = study.arms
-    assert (configs[arm.name].resolved.steps or 0) > 50, "half the depth is faster"
-    write_record(study, configs, request.directory)
+    runs = Runs.of(request)
+    (arm,) = runs.study.arms
+    assert (runs.configs[arm.name].resolved.steps or 0) > 50, "half the depth is faster"
+    write_record(runs)
     again, _ = expand(request.study, read_study(request.directory))
     assert again.arms[0].match == arm.match
 
@@ -335,17 +336,17 @@ def test_equal_seconds_are_measured_once_and_kept(tmp_path, monkeypatch):
 def test_a_launched_study_is_fixed_until_it_is_amended(tmp_path):
     command = ["x", "vary.norm=layer", f"runs_dir={tmp_path}", *SMALL]
     first = read_request(command)
-    write_record(*expand(first.study), first.directory)
+    write_record(Runs.of(first))
     written = (first.directory / "study.yaml").read_bytes()
-    write_record(*expand(first.study), first.directory)
+    write_record(Runs.of(first))
     assert (first.directory / "study.yaml").read_bytes() == written
-    changed = expand(read_request([*command, "seeds=0,1", "vary.bias=on"]).study)
+    changed = Runs.of(read_request([*command, "seeds=0,1", "vary.bias=on"]))
     with pytest.raises(ConfigError) as caught:
-        write_record(*changed, first.directory)
+        write_record(changed)
     assert "seeds: [0,1,2,3,4,5,6,7] -> [0,1]" in str(caught.value)
     assert "arm bias=on added" in str(caught.value)
     assert (first.directory / "study.yaml").read_bytes() == written
-    write_record(*changed, first.directory, amend=True)
+    write_record(changed, amend=True)
     record = read_study(first.directory)
     assert record is not None
     assert [len(entry.changes) for entry in record.amendments] == [3], "question, seeds, arm"
@@ -355,19 +356,19 @@ def test_a_launched_study_is_fixed_until_it_is_amended(tmp_path):
 def test_a_launched_study_is_found_again_by_its_name_alone(tmp_path):
     varied = ["vary.gate=elementwise", "vary.norm=rms", "vary.n_kv_heads=3", "match=params"]
     request = read_request(["x", *varied, f"runs_dir={tmp_path}", *SMALL])
-    study, configs = expand(request.study)
-    write_record(study, configs, request.directory)
-    again = read_request(["x", f"runs_dir={tmp_path}"])
-    result, same = expand(again.study, read_study(again.directory))
-    assert [(a.name, a.overrides) for a in result.all_arms] == [(a.name, a.overrides) for a in study.all_arms]
-    write_record(result, same, again.directory)
+    first = Runs.of(request)
+    write_record(first)
+    again = Runs.of(read_request(["x", f"runs_dir={tmp_path}"]))
+    arms, same = first.study.all_arms, again.study.all_arms
+    assert [(arm.name, arm.overrides) for arm in same] == [(arm.name, arm.overrides) for arm in arms]
+    write_record(again)
     with pytest.raises(ConfigError, match="no study of this name"):
         read_request(["x"])
 
 
 def test_the_record_has_the_agreed_form(tmp_path):
     request = read_request(["x", "vary.placement=deepnorm", "vary.norm=rms", f"runs_dir={tmp_path}", *SMALL])
-    write_record(*expand(request.study), request.directory)
+    write_record(Runs.of(request))
     written = yaml.safe_load((request.directory / "study.yaml").read_text())
     assert list(written) == [
         *("name", "question", "baseline", "design", "factors", "arms", "seeds"),

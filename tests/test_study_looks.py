@@ -17,7 +17,6 @@ from nexus_ablate.errors import ConfigError
 from nexus_ablate.planning.cores_and_gpus import Places
 from nexus_ablate.planning.jobs import Runs
 from nexus_ablate.planning.preview import make_plan
-from nexus_ablate.planning.study_yaml import expanded
 from nexus_ablate.runs import find_runs, read_run
 from nexus_ablate.study.definition import read_request
 from tests.test_study_queue import nexus, photograph
@@ -292,7 +291,7 @@ def test_plan_shows_the_least_and_the_most(study, instant, capsys):
     assert "6 to 15 runs: 3 arms x seeds 0,1, then 3, 5 seeds for undecided arms (9 finished)" in text
     assert "about 0 s to " in text
     request = read_request([*arguments[1:], "seeds.looks=2,3,5"])
-    plan = make_plan(Runs(*expanded(request), request), Places(1, 1, []))
+    plan = make_plan(Runs.of(request), Places(1, 1, []))
     assert plan.arms[0].seconds is not None
     assert plan.later_seconds == pytest.approx(6 * plan.arms[0].seconds), "two seeds of the last look, three arms"
     assert "2 for every arm, then up to 5 for those that are undecided" in text

@@ -24,7 +24,6 @@ from nexus_ablate.planning import cores_and_gpus
 from nexus_ablate.planning.cores_and_gpus import Places, places_for
 from nexus_ablate.planning.cost import cost_of
 from nexus_ablate.planning.jobs import Runs
-from nexus_ablate.planning.study_yaml import expanded
 from nexus_ablate.runs import find_runs, read_jsonl, read_run
 from nexus_ablate.study.decoding import read_study
 from nexus_ablate.study.definition import read_request
@@ -331,7 +330,7 @@ def test_every_arm_is_tuned_and_then_trained_at_its_best_rate(study, tmp_path):
     done = nexus([*requested, "--workers", "2"])
     assert done.returncode == errors.DIVERGED, "a rate that is too high diverges, which is a result"
     request = read_request([text for text in requested[1:] if not text.startswith("--")])
-    runs = Runs(*expanded(request), request)
+    runs = Runs.of(request)
     assert {job.arm for job in runs.tuning} == {
         "baseline", "optim.lr=0.0001", "optim.lr=1e+30",
         "norm=layer", "norm=layer,optim.lr=0.0001", "norm=layer,optim.lr=1e+30",
@@ -360,7 +359,7 @@ def test_cores_and_memory_are_shared(tiny, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     request = read_request("x vary.norm=layer train.device=cpu model.d_model=64 seeds=0,1,2,3,4".split())
-    jobs = Runs(*expanded(request), request).claims
+    jobs = Runs.of(request).claims
     largest = max(cost_of(job.config).memory_bytes for job in jobs)
     for available, chosen, requested, expected, why in (
         (None, jobs, "auto", Places(8, 1, []), "one per core"),
@@ -374,7 +373,7 @@ def test_cores_and_memory_are_shared(tiny, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
     assert places_for(jobs, "auto").gpus == [], "train.device=cpu was asked for"
     request = read_request("x vary.norm=layer train.device=auto model.d_model=64".split())
-    where = places_for(Runs(*expanded(request), request).claims, "auto")
+    where = places_for(Runs.of(request).claims, "auto")
     assert (where.workers, where.gpus) == (2, ["2", "5"])
     assert where.run_conditions == {"workers": 2, "runs_per_device": 1}
 

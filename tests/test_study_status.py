@@ -32,12 +32,11 @@ def launched(tiny_run, tmp_path):
     """A study with its record, one run of each of two arms finished, and the rest to come."""
     requested = [text for text in tiny_run() if text != "train.threads=1"]
     request = read_request(["mine", "vary.norm=layer", "vary.bias=on", "seeds=0,1", *requested])
-    study, configs = expand(request.study)
-    write_record(study, configs, request.directory)
-    runs = Runs(study, configs, request)
+    runs = Runs.of(request)
+    write_record(runs)
     for job in runs.claims[:2]:
         train(compose([*job.overrides, "train.threads=1"]), quiet=True, arm=job.arm)
-    return study, runs
+    return runs.study, runs
 
 
 def drawn(lines, **options):

@@ -12,7 +12,8 @@ from written_runs import Writer, unfixed, without_checksum
 
 from nexus_ablate.cli import main
 from nexus_ablate.planning import ledger
-from nexus_ablate.planning.study_yaml import expanded, write_record
+from nexus_ablate.planning.jobs import Runs
+from nexus_ablate.planning.study_yaml import write_record
 from nexus_ablate.provenance import source_hashes
 from nexus_ablate.study.definition import read_request, strata_of
 
@@ -181,11 +182,11 @@ def claims(tmp_path, monkeypatch):
 def trained(name, *overrides, strata=99):
     """A shipped study as it would lie in runs/ after it was trained."""
     for request in strata_of(read_request([name, *overrides]))[:strata]:
-        study, configs = expanded(request)
-        write_record(study, configs, request.directory)
+        runs = Runs.of(request)
+        write_record(runs)
         unfixed(request.directory)
         writer = Writer(request.directory.parent, request.directory.name)
-        for number, arm in enumerate(study.all_arms):
+        for number, arm in enumerate(runs.study.all_arms):
             for seed in range(8):
                 where = {"folder": arm.name, "env": {"source": source_hashes()}}
                 writer.run(*arm.overrides, seed=seed, loss=2.0 + QUIET[(seed + number) % 10] / 10, **where)

@@ -39,12 +39,11 @@ def run(words: list[str], flags: Flags) -> int:
     from nexus_ablate.planning.cores_and_gpus import places_for
     from nexus_ablate.planning.jobs import Runs
     from nexus_ablate.planning.preview import make_plan
-    from nexus_ablate.planning.study_yaml import expanded
     from nexus_ablate.study.definition import read_request, strata_of
 
     console, plans = open_console(), []
     for request in strata_of(read_request(words)):
-        runs = Runs(*expanded(request), request)
+        runs = Runs.of(request)
         with open_console(stderr=True).status(f"counting the costs of {several(len(runs.configs), 'arm')}"):
             where = places_for([*runs.tuning, *runs.claims], flags.get("workers", "auto"))
             plans.append(make_plan(runs, where))

@@ -21,7 +21,7 @@ from nexus_ablate.planning.design import label
 from nexus_ablate.planning.jobs import Job, Runs, data_of
 from nexus_ablate.planning.looks import ended_later, judge, lacking, next_look, outcomes
 from nexus_ablate.planning.stale_code import check_code, check_probes, check_text
-from nexus_ablate.planning.study_yaml import expanded, write_record
+from nexus_ablate.planning.study_yaml import write_record
 from nexus_ablate.provenance import source_hash
 from nexus_ablate.runs import SETTLED
 from nexus_ablate.runs.naming import BASELINE
@@ -46,7 +46,7 @@ def launch_strata(
     if len(whole) > 1:
         checked = [check(stratum, amend, retrain) for stratum in whole]
         for runs, _ in checked:  # so that `compare` knows what is to come
-            write_record(runs.study, runs.configs, runs.request.directory, amend, retrain=retrain)
+            write_record(runs, amend, retrain=retrain)
     statuses = []
     for stratum in strata:
         statuses.append(launch(stratum, backend, retry_failed, amend, retrain))
@@ -63,8 +63,8 @@ def check(request: Request, amend: bool, retrain: bool) -> tuple[Runs, str]:
     Raises:
         ConfigError: The study cannot be run.
     """
-    study, configs = expanded(request)
-    runs = Runs(study, configs, request)
+    runs = Runs.of(request)
+    study, configs = runs.study, runs.configs
     first = [*runs.tuning, *runs.claims]
     every = [*first, *runs.later()]
     by_other_code = check_code(study.name, every, retrain)
@@ -102,7 +102,7 @@ def launch(
     """
     runs, by_other_code = check(request, amend, retrain)
     study = runs.study
-    write_record(study, runs.configs, request.directory, amend, source_hash(), retrain)
+    write_record(runs, amend, source_hash(), retrain)
     progress = JobProgress(request.directory)
     progress.say(f"study {study.name}: {study.question}")
     for equal in study.equal:

@@ -16,7 +16,7 @@ from nexus_ablate.config.grammar import show
 from nexus_ablate.errors import ConfigError, unknown
 from nexus_ablate.planning.design import label
 from nexus_ablate.planning.jobs import Runs
-from nexus_ablate.planning.study_yaml import expanded, write_record
+from nexus_ablate.planning.study_yaml import write_record
 from nexus_ablate.runs import SETTLED
 from nexus_ablate.runs.lookup import seed_of
 from nexus_ablate.runs.record import find_runs
@@ -64,7 +64,7 @@ def with_more_seeds(request: Request, number: int) -> Request:
     last = study.added[-1].seeds if study.added else []
     if len(last) == number and _unsettled(request, last, but=("failed",)):
         return request
-    write_record(*expanded(request), request.directory)  # refuses a study that has changed
+    write_record(Runs.of(request))  # refuses a study that has changed
     used = _used(request.directory)
     unused = (seed for seed in count(max(study.seeds) + 1) if seed not in used)
     seeds = [*study.seeds, *islice(unused, number)]
@@ -86,7 +86,7 @@ def confirmation(request: Request, names: Sequence[str], number: int | None) -> 
     if study.confirms:
         fix = f"nexus-ablate study {study.confirms} --confirm, for other fresh seeds"
         raise ConfigError(f"study {study.name} is a confirmation itself", f"confirms: {study.confirms}", fix)
-    runs = Runs(*expanded(request), request)
+    runs = Runs.of(request)
     arms = {arm.name: arm for arm in runs.study.arms}
     for name in names:
         if name not in arms:
@@ -142,7 +142,7 @@ def _claimed(study: Study, arms: dict[str, StudyArm], stratum: Stratum) -> list[
 
 def _unsettled(request: Request, seeds: Sequence[int], but: Sequence[str] = ()) -> bool:
     """Whether a run with these seeds has no result, ignoring runs in the states `but`."""
-    runs = Runs(*expanded(request), request)
+    runs = Runs.of(request)
     needed = {*seeds, *request.study.tuning_seeds}
     jobs = [job for job in [*runs.tuning, *runs.claims] if job.seed in needed]
     return any(job.state()[0] not in (*SETTLED, *but) for job in jobs)

@@ -15,6 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from nexus_ablate import errors
 from nexus_ablate.comparison.curves import read_curves
 from nexus_ablate.comparison.failures import failure
@@ -26,7 +28,8 @@ from nexus_ablate.config.resolve import changed
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.data import fingerprint_of
 from nexus_ablate.errors import UserError
-from nexus_ablate.planning.design import Configs
+from nexus_ablate.planning.design import Configs, expand
+from nexus_ablate.planning.margin import with_margin
 from nexus_ablate.runs import (
     SETTLED,
     arm_name,
@@ -39,6 +42,7 @@ from nexus_ablate.runs import (
 )
 from nexus_ablate.runs.naming import BASELINE
 from nexus_ablate.study.arm_overrides import merged
+from nexus_ablate.study.decoding import read_study
 from nexus_ablate.study.definition import Request
 from nexus_ablate.study.schema import Study, StudyArm
 from nexus_ablate.training.session import identity_of
@@ -132,6 +136,22 @@ class Runs:
         self._fingerprints: dict[str, str] = {}
         self._jobs: dict[tuple[str, int, float | None], Job] = {}
         self._losses: dict[Path, float] = {}
+
+    @classmethod
+    def of(cls, request: Request) -> Runs:
+        """Those of a study, with added seeds and the margin; what an earlier launch matched or measured stays.
+
+        Raises:
+            ConfigError: The study cannot be run.
+        """
+        study, launched = request.study, read_study(request.directory)
+        if launched is not None:
+            added = {seed for entry in launched.added for seed in entry.seeds}
+            if study.seeds == [seed for seed in launched.seeds if seed not in added]:
+                study = replace(study, seeds=launched.seeds)
+        study, configs = expand(study, launched, request.launch)
+        study = with_margin(study, configs[BASELINE], request.runs_dir, launched)
+        return cls(study, configs, request)
 
     @property
     def claims(self) -> list[Job]:

@@ -138,7 +138,7 @@ def make_plan(runs: Runs, where: Places) -> StudyPlan:
     checks += [Check("regime", WARN, why) for why in regime.warnings()]
     checks += _refusal("text", lambda: check_passes(base, text or sys.maxsize))
     checks += _refusal("code", lambda: check_code(study.name, jobs, retrain=False))
-    if resolved := resolved_otherwise(study, configs, runs.request.directory):
+    if resolved := resolved_otherwise(runs):
         checks.append(Check("configuration", FAIL, f"{'; '.join(resolved)}; --retrain trains these arms again"))
     return StudyPlan(
         study=study,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 import yaml
 from msgspec import structs
@@ -13,10 +12,9 @@ from nexus_ablate.comparison.differences import config_hash, differing
 from nexus_ablate.config.grammar import show
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.masking import mask
-from nexus_ablate.planning.design import Configs, expand, label
-from nexus_ablate.planning.margin import with_margin
+from nexus_ablate.planning.design import label
+from nexus_ablate.planning.jobs import Runs
 from nexus_ablate.runs import atomic_write_text, make_directory
-from nexus_ablate.runs.naming import BASELINE
 from nexus_ablate.runs.record import read_config
 from nexus_ablate.study.arm_overrides import key_of
 from nexus_ablate.study.decoding import checksum, decode, read_study
@@ -30,17 +28,6 @@ FIXED = (
 _PRECISION = "train.precision"
 
 
-def expanded(request: Request) -> tuple[Study, Configs]:
-    """`expand`, with added seeds and the margin; what an earlier launch matched or measured stays."""
-    study, launched = request.study, read_study(request.directory)
-    if launched is not None:
-        added = {seed for entry in launched.added for seed in entry.seeds}
-        if study.seeds == [seed for seed in launched.seeds if seed not in added]:
-            study = structs.replace(study, seeds=launched.seeds)
-    study, configs = expand(study, launched, request.launch)
-    return with_margin(study, configs[BASELINE], request.runs_dir, launched), configs
-
-
 def departures(request: Request) -> list[str]:
     """How the study that was trained differs from its definition, a text for each part."""
     launched = read_study(request.directory)
@@ -51,7 +38,7 @@ def departures(request: Request) -> list[str]:
         # `auto` meant that of the machine that trained the study, which need not be this one
         precision = "bf16" if f"{_PRECISION}=bf16" in launched.baseline else "fp32"
         launch = [*launch, f"{_PRECISION}={precision}"]
-    study, _ = expanded(replace(request, launch=launch))
+    study = Runs.of(replace(request, launch=launch)).study
     return differences_between(launched, masked(study))
 
 
@@ -60,14 +47,10 @@ def masked(study: Study) -> Study:
     return decode(mask(encode(study)))
 
 
-def write_record(
-    study: Study, configs: Configs, directory: Path, amend: bool = False, source: str = "", retrain: bool = False
-) -> None:
+def write_record(runs: Runs, amend: bool = False, source: str = "", retrain: bool = False) -> None:
     """Write study.yaml at the first launch; later, check that the study is still the same, and note the code.
 
     Args:
-        study, configs: From `expanded`.
-        directory: `<runs_dir>/<study>`.
         amend: Accept what changed and append it to `amendments`.
         source: Hash of the code that trains it from now on; '' if nothing is trained.
         retrain: Accept that arms resolve otherwise than at the first launch, as when an option's default was edited.
@@ -75,15 +58,16 @@ def write_record(
     Raises:
         ConfigError: The study has changed since its first launch.
     """
-    study, launched = masked(study), read_study(directory)
-    hashes = {arm: [config_hash(config.nested(), study)] for arm, config in configs.items()}
+    directory = runs.request.directory
+    study, launched = masked(runs.study), read_study(directory)
+    hashes = {arm: [config_hash(config.nested(), study)] for arm, config in runs.configs.items()}
     if launched is not None:
         source = source or launched.source
         changes = differences_between(launched, study)
         if changes and not amend:
             fix = f"name={study.of or study.name}_2, or --amend, which the report shows"
             raise ConfigError(f"study {study.name} has changed since its first launch", "; ".join(changes), fix)
-        if not retrain and (resolved := resolved_otherwise(study, configs, directory)):
+        if not retrain and (resolved := resolved_otherwise(runs)):
             problem = f"the arms of study {study.name} resolve otherwise than at its first launch"
             fix = "undo that, or add --retrain to train them again; the old runs are kept but not compared"
             raise ConfigError(problem, "; ".join(resolved), fix)
@@ -104,19 +88,20 @@ def write_record(
     atomic_write_text(directory / "study.yaml", text)
 
 
-def resolved_otherwise(study: Study, configs: Configs, directory: Path) -> list[str]:
+def resolved_otherwise(runs: Runs) -> list[str]:
     """The arms whose configuration is not that of the first launch although their overrides are, each in a text."""
+    study, directory = runs.study, runs.request.directory
     launched = read_study(directory)
     if launched is None or launched.baseline != mask(study.baseline):
         return []
     overrides = {arm.name: arm.overrides for arm in launched.all_arms}
     changed = []
     for arm in study.all_arms:
-        former, config = launched.configs.get(arm.name), configs[arm.name].nested()
+        former, config = launched.configs.get(arm.name), runs.configs[arm.name].nested()
         if not former or former[-1] == config_hash(config, launched) or overrides.get(arm.name) != mask(arm.overrides):
             continue
-        runs = (read_config(path) or {} for path in sorted(directory.glob("*/s*-*")))
-        trained = next((run for run in runs if config_hash(run, launched) == former[-1]), {})
+        trained_configs = (read_config(path) or {} for path in sorted(directory.glob("*/s*-*")))
+        trained = next((run for run in trained_configs if config_hash(run, launched) == former[-1]), {})
         unlike = differing(config, trained)
         if launched.lr_grid:
             unlike.pop("optim.lr", None)

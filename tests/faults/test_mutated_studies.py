@@ -27,7 +27,6 @@ from nexus_ablate.cli import main
 from nexus_ablate.execution.local_pool import LocalPool
 from nexus_ablate.plain_data import load_yaml
 from nexus_ablate.planning.jobs import Runs
-from nexus_ablate.planning.study_yaml import expanded
 from nexus_ablate.study.decoding import checksum
 from nexus_ablate.study.definition import read_request
 
@@ -104,7 +103,7 @@ def template(tmp_path, monkeypatch) -> Path:
     text = record.read_text()
     record.write_text(f"{text}checksum: {checksum(load_yaml(text))}\n")
     request = read_request([STUDY, f"runs_dir={writer.root}"])
-    for job in Runs(*expanded(request), request).claims:  # under the names that these runs have in today's code
+    for job in Runs.of(request).claims:  # under the names that these runs have in today's code
         (path,) = job.path.parent.glob(f"s{job.seed}-*")
         path.rename(job.path)
         sealed(job.path)
