@@ -104,6 +104,7 @@ def job_of(overrides: list[str], name: str, group: str) -> Job:
     return Job(
         of=name,
         arm=arm,
+        name=name,
         seed=config.seed,
         path=path,
         overrides=[pinned, *overrides],
@@ -111,7 +112,6 @@ def job_of(overrides: list[str], name: str, group: str) -> Job:
         config_hash=identity.config_hash,
         conditions={"multirun": group},
         again=config.rerun or bool(config.evals) or has_other_numbers,
-        shown=name,
     )
 
 

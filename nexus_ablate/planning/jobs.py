@@ -58,17 +58,18 @@ class Job:
     Attributes:
         of: The arm that is trained.
         arm: The folder of its runs: the arm's, or one for the arm at another learning rate.
+        name: What progress calls the arm.
         path: The run directory, existing or not.
         overrides: Everything that composes it, machine settings included.
         config: The composed configuration, without machine settings.
         config_hash: Equal for runs of the same configuration by other code.
         conditions: What env.json says besides about how the run was carried out.
         again: Carry it out even if it has ended: for a rerun, or for further evaluations.
-        shown: What progress calls the arm, if not by its folder.
     """
 
     of: str
     arm: str
+    name: str
     seed: int
     path: Path
     overrides: list[str]
@@ -76,12 +77,6 @@ class Job:
     config_hash: str
     conditions: dict[str, Any] = field(default_factory=dict)
     again: bool = False
-    shown: str = ""
-
-    @property
-    def name(self) -> str:
-        """What progress calls the arm."""
-        return self.shown or self.arm
 
     def state(self) -> tuple[str, str]:
         """The run's effective state and its reason; `missing` if there is no run."""
@@ -263,9 +258,17 @@ class Runs:
         pinned = f"train.precision={config.train.precision}"  # `auto` could mean something else where the job runs
         extra += [f"seed={seed}", f"experiment={study.name}"]
         overrides = merged([pinned], study.baseline, arm.overrides, extra, self.request.launch)
-        path = run_path(self.request.runs_dir, study.name, name, seed, ident)
-        job = self._jobs[place] = Job(arm.name, name, seed, path, overrides, config, ident.config_hash)
-        return job
+        self._jobs[place] = Job(
+            of=arm.name,
+            arm=name,
+            name=name,
+            seed=seed,
+            path=run_path(self.request.runs_dir, study.name, name, seed, ident),
+            overrides=overrides,
+            config=config,
+            config_hash=ident.config_hash,
+        )
+        return self._jobs[place]
 
 
 def data_of(configs: Iterable[RunConfig]) -> list[tuple[Option, int]]:
