@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain, takewhile
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,6 +19,7 @@ import numpy as np
 from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.fairness import PASS
 from nexus_ablate.comparison.ledger_entry import LedgerEntry, LedgerRow, LedgerStratum, Made
+from nexus_ablate.comparison.load import Trained
 from nexus_ablate.comparison.results import ArmResult, Comparison, Stratum
 from nexus_ablate.comparison.statistics import LEVEL, Array, t_quantile, welch
 from nexus_ablate.comparison.verdict import FAILS, NOT_COMPARABLE
@@ -130,23 +130,12 @@ def entry_of(comparison: Comparison) -> LedgerEntry:
     if len(sources) > 1 or None in sources.values():
         raise ConfigError("the runs are by several versions of the code", name, f"nexus-ablate study {name} --retrain")
     (source,) = sources.values()
-    env, summary = runs[0].env, runs[0].record.summary or {}
     warnings, amendments = [], {}
     for stratum in strata:
         where = f"{stratum.name}: " if stratum.name else ""
         unmet = [check for check in stratum.checks if check.status != PASS]
         warnings += [f"{check.status} {where}{check.name}: {check.text}" for check in unmet]
         amendments |= dict.fromkeys(stratum.amendments)
-    made = Made(
-        version=env.get("version"),
-        commit=env.get("git_commit"),
-        python=env.get("python"),
-        torch=_torch(env),
-        threads=summary.get("threads"),
-        processor=_processor(summary),
-        when=max(run.begun for run in runs)[:10],
-        validation_text=summary.get("eval_hash"),
-    )
     return LedgerEntry(
         study=name,
         claim=definition.claim,
@@ -162,18 +151,25 @@ def entry_of(comparison: Comparison) -> LedgerEntry:
         command=f"nexus-ablate claims {name}",
         runs=len(runs),
         hours=math.fsum(map(_seconds, arms)) / 3600,
-        made=made,
+        made=_made(runs),
         source=source_hash(source),
         strata={stratum.name: _published(stratum) for stratum in strata},
     )
 
 
-def _processor(summary: Mapping[str, Any]) -> str:
-    return str(summary.get("processor") or summary.get("device"))
-
-
-def _torch(env: Mapping[str, Any]) -> str | None:
-    return (env.get("packages") or {}).get("torch")
+def _made(runs: list[Trained]) -> Made:
+    """What made some runs, as the first of them recorded it, and when the last one was begun."""
+    env, summary = runs[0].env, runs[0].summary
+    return Made(
+        version=env.get("version"),
+        commit=env.get("git_commit"),
+        python=env.get("python"),
+        torch=(env.get("packages") or {}).get("torch"),
+        threads=summary.get("threads"),
+        processor=str(summary.get("processor") or summary.get("device")),
+        when=max(run.begun for run in runs)[:10],
+        validation_text=summary.get("eval_hash"),
+    )
 
 
 def _seconds(arm: Arm) -> float:
@@ -239,19 +235,20 @@ def publish(comparison: Comparison) -> Path:
 
 def other_circumstances(entry: LedgerEntry, comparison: Comparison) -> list[str]:
     """In what other runs of a study differ from the published ones, besides their seeds."""
-    run, made = next(iter(comparison.strata[0].arms[0].runs.values())), entry.made
-    summary = run.record.summary or {}
+    run = next(iter(comparison.strata[0].arms[0].runs.values()))
+    made, published = _made([run]), entry.made
+    regime = _regime(comparison.strata)
     lines = []
-    if (regime := _regime(comparison.strata)) != entry.regime:
+    if regime != entry.regime:
         lines.append(f"another setting: {regime}; published: {entry.regime}")
-    if summary.get("eval_hash") != made.validation_text:
+    if made.validation_text != published.validation_text:
         lines.append("another validation text")
-    if entry.source != source_hash(run.code):
-        lines.append(f"other code: commit {run.env.get('git_commit')}; published: {made.commit}")
-    if (torch := _torch(run.env)) != made.torch:
-        lines.append(f"another torch: {torch}; published: {made.torch}")
-    if (processor := _processor(summary)) != made.processor:
-        lines.append(f"another processor: {processor}; published: {made.processor}")
+    if source_hash(run.code) != entry.source:
+        lines.append(f"other code: commit {made.commit}; published: {published.commit}")
+    if made.torch != published.torch:
+        lines.append(f"another torch: {made.torch}; published: {published.torch}")
+    if made.processor != published.processor:
+        lines.append(f"another processor: {made.processor}; published: {published.processor}")
     return lines
 
 
