@@ -46,7 +46,7 @@ def expand(study: Study, launched: Study | None = None, launch: Sequence[str] = 
     """
     study, base = _with_baseline(study, launch)
     _check_names(study)
-    expansion = _Expansion(study, base, launch, names={arm_key(base): BASELINE}, configs={BASELINE: base})
+    expansion = _Expansion(study, launch, names={arm_key(base): BASELINE}, configs={BASELINE: base})
     same = [] if launched is None or launched.baseline != study.baseline else launched.arms
     for arm in (*same, *study.arms):
         if arm.match and arm.match.kind == study.match:
@@ -75,7 +75,7 @@ def _check_rates(study: Study, expansion: _Expansion) -> None:
     Raises:
         ConfigError: Two do.
     """
-    names = {config_hash(expansion.base.nested(), study): BASELINE}
+    names = {config_hash(expansion.configs[BASELINE].nested(), study): BASELINE}
     for arm in expansion.arms:
         first = names.setdefault(config_hash(expansion.configs[arm.name].nested(), study), arm.name)
         if first != arm.name:
@@ -142,7 +142,6 @@ class _Expansion:
     """
 
     study: Study
-    base: RunConfig
     launch: Sequence[str]
     names: dict[str, str]
     configs: Configs
@@ -175,19 +174,19 @@ class _Expansion:
 
     def add(self, requested: list[str], given: str = "") -> bool:
         """Add an arm with these overrides and the name given to it. Returns whether it is new and can be composed."""
-        overrides, match = requested, None
+        overrides, match, base = requested, None, self.configs[BASELINE]
         try:
             config = compose_arm(self.study, requested, self.launch)
-            notes = [note for note in config.resolved.notes if note not in self.base.resolved.notes]
+            notes = [note for note in config.resolved.notes if note not in base.resolved.notes]
             key = arm_key(config)
             if key in self.names:
                 self.equal.append(EqualArm(overrides=requested, arm=self.names[key]))
                 return False
             if self.study.match != "none":
-                match = self.matched.get(label(requested)) or solve(self.study.match, self.base, requested, config)
+                match = self.matched.get(label(requested)) or solve(self.study.match, base, requested, config)
                 overrides = [*requested, *match.solved]
                 config = compose_arm(self.study, overrides, self.launch)
-            name = given or arm_name(differences(config, self.base))
+            name = given or arm_name(differences(config, base))
         except ConfigError as error:
             reason = f"{error.problem}; got {error.got}; try {error.fix}"
             self.refused.append(RefusedArm(overrides=requested, reason=reason))
