@@ -84,9 +84,6 @@ def backend_of(words: list[str], flags: Flags, command: str) -> tuple[list[str],
     Raises:
         ConfigError: The flags contradict each other, or the backend is not available here.
     """
-    from nexus_ablate.training.distributed import require_one_process
-
-    require_one_process("a study" if "study" in command else "a multirun")
     words, name, settings = split_launcher(words, flags, command)
     accepted = ACCEPTED.get(name, ())
     for flag in BACKEND_FLAGS[1:]:

@@ -55,6 +55,10 @@ def run(words: list[str], flags: Flags) -> int:
         raise ConfigError("these flags exclude each other", " and ".join(clash), f"leave {clash[1]} out")
     if "seeds" in flags and "confirm" not in flags:
         raise ConfigError("--seeds is for --confirm", f"--seeds {flags['seeds']}", "seeds=0,1,2, or --add-seeds 3")
+
+    from nexus_ablate.training.distributed import require_one_process
+
+    require_one_process("a study")
     words, backend = backend_of(words, flags, shlex.join(["nexus-ablate", "study", *words[:1]]))
 
     from nexus_ablate.execution.launch import launch_strata

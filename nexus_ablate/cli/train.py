@@ -60,7 +60,9 @@ def run(overrides: list[str], flags: Flags) -> int:
             fix = "nexus-ablate norm=layer --cfg job"
             raise ConfigError(f"{others[0]} is for one configuration, without -m", f"-m {others[0]}", fix)
         from nexus_ablate.execution.multirun import multirun
+        from nexus_ablate.training.distributed import require_one_process
 
+        require_one_process("a multirun")
         return multirun(*backend_of(overrides, flags, shlex.join(["nexus-ablate", "-m", *overrides])))
     if one_run := [flag.name for flag in BACKEND_FLAGS if flag.key in flags]:
         raise ConfigError(f"{one_run[0]} is for many runs", one_run[0], f"nexus-ablate -m seed=0,1,2 {one_run[0]} ...")
