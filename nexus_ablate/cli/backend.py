@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import math
 import shlex
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nexus_ablate.cli.verb import Flag, Flags, one_of, whole
 from nexus_ablate.errors import ConfigError
+
+if TYPE_CHECKING:
+    from nexus_ablate.execution.launch import Backend
+    from nexus_ablate.execution.local_pool import LocalPool
+    from nexus_ablate.execution.slurm import Slurm
 
 
 def _sbatch(text: str) -> tuple[str, str]:
@@ -78,7 +83,7 @@ def split_launcher(words: list[str], flags: Flags, command: str) -> tuple[list[s
     return rest, names.pop() if names else "local", settings
 
 
-def backend_of(words: list[str], flags: Flags, command: str) -> tuple[list[str], Any]:
+def backend_of(words: list[str], flags: Flags, command: str) -> tuple[list[str], Backend]:
     """The words without those for a launcher, and the backend that runs the jobs, checked.
 
     Raises:
@@ -105,7 +110,7 @@ def backend_of(words: list[str], flags: Flags, command: str) -> tuple[list[str],
     return words, launcher
 
 
-def _local(flags: Flags, device: str, settings: list[str]) -> Any:
+def _local(flags: Flags, device: str, settings: list[str]) -> LocalPool:
     from nexus_ablate.execution.local_pool import LocalPool
     from nexus_ablate.gpus import on_gpu
 
@@ -125,7 +130,7 @@ def _local(flags: Flags, device: str, settings: list[str]) -> Any:
     return LocalPool(flags.get("workers", "auto"), flags.get("workers_per_gpu", 1), limit)
 
 
-def _slurm(words: list[str], flags: Flags, device: str, settings: list[str]) -> Any:
+def _slurm(words: list[str], flags: Flags, device: str, settings: list[str]) -> Slurm:
     from nexus_ablate.execution.slurm import Slurm, refuse_secrets
 
     refuse_secrets(word for word in words if not word.startswith(("question=", "claim=", "stated=")))

@@ -83,10 +83,9 @@ def results(summary: dict[str, Any]) -> Iterator[ReportPart]:
             continue
         parts: dict[str, dict[str, str]] = {}
         for (*part, key), value in leaves(result):
-            if isinstance(value, int):
-                parts.setdefault(" ".join(part) or "all", {})[key] = f"{value:,}"
-            elif isinstance(value, float) or value is None:
-                parts.setdefault(" ".join(part) or "all", {})[key] = shown(value, ".4f")
+            if isinstance(value, int | float | None):
+                figure = f"{value:,}" if isinstance(value, int) else shown(value, ".4f")
+                parts.setdefault(" ".join(part) or "all", {})[key] = figure
         columns = list(dict.fromkeys(chain.from_iterable(parts.values())))
         rows = [[part, *(figures.get(key, "") for key in columns)] for part, figures in parts.items()]
         yield ReportPart("heading")

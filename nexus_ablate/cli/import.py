@@ -6,7 +6,7 @@ import dataclasses
 import shlex
 from pathlib import Path
 
-from nexus_ablate.cli.verb import KINDS, Flag, Flags, Verb
+from nexus_ablate.cli.verb import Flag, Flags, Verb
 from nexus_ablate.config.override_syntax import quoted
 from nexus_ablate.errors import OK, ConfigError
 
@@ -30,7 +30,7 @@ VERB = Verb(
     "The run is saved in runs_dir/imported, or in the experiment that you name. It has no seeds, so comparisons with "
     "it have measures but no verdict.",
     "a config.json or a directory",
-    KINDS[0],
+    kind="runs",
 )
 
 
