@@ -276,13 +276,16 @@ def test_variables_that_do_not_fit_together_are_a_configuration_error(monkeypatc
         place()
 
 
-@pytest.mark.parametrize("command", [["-m", "seed=0,1"], ["study", "norms"]])
-def test_what_starts_processes_of_its_own_is_refused_under_torchrun(tmp_path, monkeypatch, capsys, command):
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [("-m seed=0,1", "a multirun"), ("-m experiment=study", "a multirun"), ("study norms", "a study")],
+)
+def test_what_starts_processes_of_its_own_is_refused_under_torchrun(tmp_path, monkeypatch, capsys, words, what):
     monkeypatch.chdir(tmp_path)
     for name, value in zip(TORCHRUN, "0202", strict=True):
         monkeypatch.setenv(name, value)
-    assert main(command) == 2
-    assert "starts processes of its own" in capsys.readouterr().err
+    assert main(words.split()) == 2
+    assert f"{what} starts processes of its own" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -169,16 +169,13 @@ class Runs:
         """Every arm at every rate of the grid with every tuning seed."""
         study = self.study
         return [
-            self._job(arm, seed, lr)
-            for seed in study.tuning_seeds
-            for lr in study.lr_grid
-            for arm in self.study.all_arms
+            self._job(arm, seed, lr) for seed in study.tuning_seeds for lr in study.lr_grid for arm in study.all_arms
         ]
 
     def later(self) -> list[Job]:
         """The runs that looks after the first can need: every arm with every later seed."""
         study = self.study
-        return self.deciding(self.study.all_arms, study.seeds[len(study.first_seeds) :])
+        return self.deciding(study.all_arms, study.seeds[len(study.first_seeds) :])
 
     def deciding(self, arms: Sequence[StudyArm], seeds: Sequence[int]) -> list[Job]:
         """The runs that a verdict is based on, ordered by seed so that partial results can be compared."""

@@ -119,16 +119,16 @@ def make_plan(runs: Runs, where: Places) -> StudyPlan:
     arms = _arm_plans(study, configs, costs, jobs, where.threads)
     per_run = {plan.arm.name: plan.seconds for plan in arms}
     states = Counter(job.state()[0] for job in [*jobs, *ended])
-    left = [per_run[job.of] for job in jobs if not job.has_ended]
+    missing = [per_run[job.of] for job in jobs if not job.has_ended]
     untuned_arms = [arm.name for arm in study.all_arms if not runs.rates(arm)]
     after_tuning = untuned_arms * RATES * len(study.first_seeds)
     if after_tuning:
         states["after tuning"] = len(after_tuning)
-        left += [per_run[name] for name in after_tuning]
+        missing += [per_run[name] for name in after_tuning]
     rates = {arm.name: len(runs.rates(arm)) or RATES for arm in study.all_arms}
     later_seeds = len(study.seeds) - len(study.first_seeds)
     later = Counter({name: count * later_seeds for name, count in rates.items()})
-    left_later = later - Counter(job.of for job in ended)
+    missing_later = later - Counter(job.of for job in ended)
     sides = 2 if study.looks else 1  # at a later look the lowest mean can lie on the other side
     most = RATES + sides * FURTHER_RATES
     further = sum(most - count for count in rates.values() if count >= RATES) * len(study.seeds)
@@ -146,12 +146,12 @@ def make_plan(runs: Runs, where: Places) -> StudyPlan:
         states=dict(states),
         runs=len(jobs) + len(after_tuning),
         further_runs=further,
-        seconds=_total(left, where),
+        seconds=_total(missing, where),
         where=where,
         fairness=checks,
         regime=regime,
         later_runs=later.total(),
-        later_seconds=_total([per_run[name] for name in left_later.elements()], where),
+        later_seconds=_total([per_run[name] for name in missing_later.elements()], where),
     )
 
 
