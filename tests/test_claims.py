@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -530,6 +531,15 @@ def test_runs_on_another_validation_text_do_not_say_what_a_difference_is_worth(t
         Writer(tmp_path, "tokens", steps=steps).run(f"train.steps={steps}", loss=loss, evaluation="another text")
     assert main(["compare", str(tmp_path / "study"), "--tokens", str(tmp_path / "tokens")]) == errors.CONFIG
     assert "validation text" in capsys.readouterr().err
+
+
+def test_a_margin_in_training_tokens_needs_runs_of_other_steps_where_the_budget_is_in_flops(tmp_path, capsys):
+    words = ["vary.norm=layer", "train.flops=1e12", "delta_min=2% tokens", "data=copy", "model=femto"]
+    assert main(["plan", "mine", *words, f"runs_dir={tmp_path}"]) == errors.CONFIG
+    suggested = re.search(r"vary\.train\.steps=(\S+)", capsys.readouterr().err)
+    assert suggested is not None
+    steps = [int(number) for number in suggested[1].split(",")]
+    assert 0 < steps[0] < steps[1] < steps[2] < steps[3]
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from nexus_ablate.comparison.differences import science_key
 from nexus_ablate.comparison.ladder import Ladder, read_ladder
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.errors import ConfigError
+from nexus_ablate.planning.cost import cost_of
 from nexus_ablate.planning.design import label
 from nexus_ablate.study.arm_overrides import BUDGETS
 from nexus_ablate.study.schema import Study
@@ -45,17 +46,16 @@ def with_margin(study: Study, baseline: RunConfig, runs_dir: Path, launched: Stu
 
 def _worth(study: Study, config: RunConfig, share: float, runs_dir: Path) -> float:
     """How much lower the baseline's loss is after this share of tokens more."""
-    steps = config.resolved.steps or 0
-    around = ",".join(str(round(factor * steps)) for factor in AROUND)
+    cost = cost_of(config)
+    around = ",".join(str(round(factor * cost.steps)) for factor in AROUND)
     fix = f"nexus-ablate study tokens_{study.name} {label(study.baseline)} vary.train.steps={around}"
     fitting = _ladder(runs_dir, science_key(config.nested(), without=BUDGETS))
     if fitting is None:
         problem = f"a margin of {100 * share:.3g}% of the training tokens needs runs of the baseline with other budgets"
         got = f"no study {LADDERS} of this baseline in {runs_dir}"
         raise ConfigError(problem, got, fix if study.baseline else "nexus-ablate study tokens")
-    tokens = steps * config.resolved.tokens_per_step
-    if (nats := fitting.difference(tokens, share)) is None:
-        got = f"{tokens:,} tokens, and the runs have {fitting.tokens[0]:,.0f} to {fitting.tokens[-1]:,.0f}"
+    if (nats := fitting.difference(cost.tokens, share)) is None:
+        got = f"{cost.tokens:,} tokens, and the runs have {fitting.tokens[0]:,.0f} to {fitting.tokens[-1]:,.0f}"
         raise ConfigError("the margin lies outside the budgets of those runs", got, fix)
     return nats
 
