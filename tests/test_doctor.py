@@ -72,6 +72,15 @@ def test_a_directory_that_cannot_hold_runs_is_what_stops_everything(capsys, tmp_
     assert "fix this before training any run: runs" in said
 
 
+def test_a_directory_inside_one_that_may_not_be_read_is_missing(tmp_path, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    check = directory("runs", tmp_path / "new", "runs_dir=DIR")
+    assert (check.ready, check.need) == (False, True) and "Permission denied" in check.detail
+
+
 def test_little_space_is_missing_space(tmp_path, monkeypatch):
     usage = os.statvfs(tmp_path)
     free = usage.f_bavail * usage.f_frsize

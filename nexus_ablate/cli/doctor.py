@@ -169,11 +169,11 @@ def directory(name: str, path: Path, other: str) -> MachineCheck:
     """Whether files can be created and locked in a directory, and its free space."""
     import fcntl
 
-    there = _existing(path)
-    if any(part.is_file() for part in (path, *path.parents)):
-        return MachineCheck(name, False, f"{path}: a file is where a directory is needed", other, need=True)
     locks = ""
     try:
+        if any(part.is_file() for part in (path, *path.parents)):
+            return MachineCheck(name, False, f"{path}: a file is where a directory is needed", other, need=True)
+        there = _existing(path)
         free = shutil.disk_usage(there).free
         with tempfile.TemporaryFile(dir=there) as file:
             try:
