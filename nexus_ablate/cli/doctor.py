@@ -201,7 +201,7 @@ def wandb() -> MachineCheck:
 def hugging_face() -> MachineCheck:
     """The Hub's token, which private data of data=hub need."""
     home = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
-    has_token = os.environ.get("HF_TOKEN") or (home / "token").is_file()
+    has_token = os.environ.get("HF_TOKEN") or os.path.isfile(home / "token")  # False where it may not be read
     token, fix = ("a token", "") if has_token else ("no token", "for private data: `hf auth login`")
     return MachineCheck("Hugging Face", True, f"{token}, caches in {home}", fix)
 
