@@ -154,8 +154,9 @@ def _written(name: str, comparison: Comparison) -> str:
     from nexus_ablate.report import exports
     from nexus_ablate.report.page import html
 
+    if name == "html":
+        return html(comparison, _typed_command())
     writers = {
-        "html": lambda comparison: html(comparison, _typed_command()),
         "md": exports.markdown,
         "latex": exports.latex,
         "csv": exports.csv_text,

@@ -13,6 +13,7 @@ from nexus_ablate.runs.naming import BASELINE
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from nexus_ablate.planning.preview import StudyPlan
 
@@ -133,7 +134,7 @@ def _total(plans: list[StudyPlan]) -> tuple[str, str]:
     return count, time
 
 
-def _arms(plan: StudyPlan, width: int):
+def _arms(plan: StudyPlan, width: int) -> Table:
     rows = []
     for arm in plan.arms:
         more_params, more_flops = f"{arm.params_share:+.1%}", f"{arm.flops_share:+.1%}"
