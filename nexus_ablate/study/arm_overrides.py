@@ -15,6 +15,8 @@ YAML = (".yaml", ".yml")
 BUDGETS = ("train.steps", "train.tokens", "train.flops")
 _LAUNCH = ("runs_dir", *(f"train.{f.name}" for f in fields(TrainConfig) if not f.metadata["science"]))
 """Keys that say how runs are carried out: they belong to a launch and never to a study."""
+OF_ONE_RUN = {"seed": "seeds=0,1,2", "experiment": "name=mine", "rerun": "leave rerun out"}
+"""Keys that a study sets itself for each of its runs, with what is meant in a study."""
 
 
 def overrides_of(value: Any, name: str = "an arm") -> list[str]:
@@ -36,8 +38,9 @@ def overrides_of(value: Any, name: str = "an arm") -> list[str]:
         raise ConfigError(f"{name} is a list of overrides", show(value), "norm=layer, or [norm=rms, bias=on]")
     for text in texts:
         key = key_of(text)
-        if key in ("seed", "experiment", "rerun") or says_how(key):
-            raise ConfigError(f"{key} cannot be part of {name}", text, "pass it on the command line of a launch")
+        if key in OF_ONE_RUN or says_how(key):
+            fix = OF_ONE_RUN.get(key, "pass it on the command line of a launch")
+            raise ConfigError(f"{key} cannot be part of {name}", text, fix)
     return texts
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -29,7 +29,7 @@ from nexus_ablate.plain_data import UNREADABLE, load_yaml
 from nexus_ablate.runs.files import read_regular
 from nexus_ablate.runs.lookup import DEFAULT
 from nexus_ablate.runs.record import DOCUMENT_BYTES, with_strata
-from nexus_ablate.study.arm_overrides import YAML, is_override, key_of, merged, says_how
+from nexus_ablate.study.arm_overrides import OF_ONE_RUN, YAML, is_override, key_of, merged, says_how
 from nexus_ablate.study.decoding import decode, decode_file, in_yaml, listed_endpoints, read_study
 from nexus_ablate.study.panel import STUDY as PANEL
 from nexus_ablate.study.panel import read_panel
@@ -154,7 +154,7 @@ def _read_words(words: list[str]) -> _Words:
                 once = dict.fromkeys(map(show, [*several[key], *_items(name, value)]))
                 raise ConfigError(f"{name} is given twice", text, f"{name}={','.join(once)}")
             several[key] = _items(name, value)
-            _check_key(prefix, key, value)
+            _check_key(prefix, key, several[key][:1], value)
         elif name in _LISTS:
             values[name] = _flat(_items(name, value))
             if name == "seeds" and value.isdecimal() and int(value):
@@ -163,8 +163,8 @@ def _read_words(words: list[str]) -> _Words:
             values[name] = value
         elif name in ("seeds.looks", "seeds.weights"):
             looks[name.removeprefix("seeds.")] = _flat(_items(name, value))
-        elif name in ("seed", "rerun", "experiment"):
-            fix = shlex.quote(f"name={value}") if name == "experiment" else "seeds=0,1,2"
+        elif name in OF_ONE_RUN:
+            fix = shlex.quote(f"name={value}") if name == "experiment" else OF_ONE_RUN[name]
             raise ConfigError(f"a study does not take {name}", text, fix)
         elif says_how(name):
             launch.append(text)
@@ -244,14 +244,18 @@ def _check_against_strata(study: Study, overrides: list[str], words: list[str]) 
             raise ConfigError(problem, f"{' '.join(undone)} beside {' '.join(of_stratum)}", fix)
 
 
-def _check_key(prefix: str, key: str, values: str) -> None:
+def _check_key(prefix: str, key: str, items: Sequence[Any], values: str) -> None:
     """Refuse `vary.KEY=A,B` and `strata.KEY=A,B` where there is no such key, in the form that was typed.
+
+    Args:
+        items: Of the values, those to check.
+        values: As they were typed.
 
     Raises:
         ConfigError: There is none.
     """
     try:
-        check_overrides([f"{key}={values.partition(',')[0]}"], sweeps=False)
+        check_overrides([f"{key}={show(item)}" for item in items], sweeps=False)
     except ConfigError as error:
         if error.problem == NO_KEY:
             fix = error.fix
