@@ -139,6 +139,19 @@ def test_words_that_rest_on_what_rows_lack_are_exploratory_in_a_table_of_runs(ca
     assert "3 comparisons share the 5%; rows don't have the error over text" in printed
 
 
+def test_a_failure_to_train_is_written_where_the_endpoint_is_a_cost(capsys):
+    writer = Writer(read_request(["mine", "vary.norm=layer"]).runs_dir, "mine")
+    for seed in range(5):
+        writer.run(seed=seed, summary={"seconds": 4 + QUIET[seed]})
+        state = "finished" if seed else "diverged"
+        writer.run("norm=layer", seed=seed, state=state, summary={"seconds": 5 + QUIET[-seed]})
+    writer.plan(("norm=layer",), endpoints=[{"name": "seconds"}])
+    assert main(["compare", "runs/mine", "--runs", "runs.csv"]) == 0
+    assert "(1 of 5 failed)" in capsys.readouterr().out
+    with open("runs.csv", encoding="utf-8", newline="") as file:
+        assert next(row["seconds"] for row in csv.DictReader(file) if row["arm"] == "norm=layer") == "failed"
+
+
 def test_two_arms_that_were_picked_stay_exploratory_in_a_table_of_runs(capsys):
     study()
     assert main(["compare", "runs/mine", "--arm", "norm=dyt", "--baseline", "baseline", "--runs", "runs.csv"]) == 0

@@ -129,10 +129,28 @@ def _spreadsheet_safe(cell: Any) -> Any:
 
 
 def run_records(stratum: Stratum) -> list[dict[str, Any]]:
-    """A record per run that counts, without those that only one of a pair has.
+    """A record per run that counts, without those that only one of a pair has."""
+    cautions = "; ".join(_cautions(stratum))
+    records = []
+    for row, arm in zip(stratum.rows, stratum.arms, strict=True):
+        caution = f"{NOT_COMPARABLE}: {row.reason}" if row.word == NOT_COMPARABLE else cautions
+        for seed, value in zip(row.seeds, row.values, strict=True):
+            if value is None and seed not in row.failed:
+                continue
+            figures = arm.runs[seed].figures
+            result = {row.endpoint.name: "failed" if value is None else value}
+            record = {"stratum": stratum.name} if stratum.name else {}
+            record |= {"arm": row.arm, "seed": seed} | result
+            record |= {"rate": row.lr, "tokens": figures.get("tokens"), "seconds": figures.get("seconds")}
+            record |= result  # again: `seconds` and `tokens` are endpoints too
+            if caution:
+                record["caution"] = caution
+            records.append(record)
+    return records
 
-    `caution` is what verdicts rest on that rows don't show, so that a table of them would claim more.
-    """
+
+def _cautions(stratum: Stratum) -> list[str]:
+    """What verdicts rest on that rows of runs don't show, so that a table of them would claim more."""
     terms = stratum.terms
     cautions = list(stratum.exploratory)
     if stratum.looks:
@@ -144,22 +162,7 @@ def run_records(stratum: Stratum) -> list[dict[str, Any]]:
         cautions.append("other endpoints share the 5%")
     if any(row.effect is not None and row.effect.counts_text for row in stratum.rows):
         cautions.append("rows don't have the error over text")
-    records = []
-    for row, arm in zip(stratum.rows, stratum.arms, strict=True):
-        caution = "; ".join(cautions)
-        if row.word == NOT_COMPARABLE:
-            caution = f"{NOT_COMPARABLE}: {row.reason}"
-        for seed, value in zip(row.seeds, row.values, strict=True):
-            if value is None and seed not in row.failed:
-                continue
-            figures = arm.runs[seed].figures
-            record = {"stratum": stratum.name} if stratum.name else {}
-            record |= {"arm": row.arm, "seed": seed, row.endpoint.name: "failed" if value is None else value}
-            record |= {"rate": row.lr, "tokens": figures.get("tokens"), "seconds": figures.get("seconds")}
-            if caution:
-                record["caution"] = caution
-            records.append(record)
-    return records
+    return cautions
 
 
 # ------------------------------------------------------------------------------------------------------------ json
