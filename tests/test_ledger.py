@@ -139,13 +139,15 @@ def test_a_correction_over_the_ledger_counts_every_test_and_drops_what_it_cannot
 
     strong, weak = entry("SUPPORTED", (1e-6, "SUPPORTED")), entry("CONTRADICTED", (0.04, "CONTRADICTED"))
     counted = entry("SUPPORTED", (None, "SUPPORTED"))  # by failures alone
-    both = ["strong", "weak"]
-    assert ledger_page.survivors({"strong": strong, "weak": weak, "counted": counted}) == (both, both)
+    both = {"strong": True, "weak": True}
+    assert ledger_page.survives_correction({"strong": strong, "weak": weak, "counted": counted}) == both
     undecided = entry("NOT SHOWN", (0.5, "NOT SHOWN"), (0.2, "NOT SHOWN"))
-    left = ledger_page.survivors({"strong": strong, "weak": weak, "undecided": undecided})
-    assert left == (["strong", "weak"], ["strong"]), "two more tests, and 0.04 is no longer below 5% / 3"
+    survives = ledger_page.survives_correction({"strong": strong, "weak": weak, "undecided": undecided})
+    assert survives == {"strong": True, "weak": False}, "two more tests, and 0.04 is no longer below 5% / 3"
     half = entry("SUPPORTED", (1e-6, "SUPPORTED"), (0.04, "SUPPORTED"))
-    assert ledger_page.survivors({"half": half, "undecided": undecided})[1] == [], "all that decided must stand"
+    assert ledger_page.survives_correction({"half": half, "undecided": undecided}) == {"half": False}, (
+        "all that decided must stand"
+    )
 
 
 def test_a_published_claim_has_its_fidelity_and_the_p_of_each_test(tmp_path, folder):

@@ -125,13 +125,14 @@ def _first_edition(former: Sequence[Mapping[str, str]], entries: Mapping[str, Le
 
 def _over_the_ledger(entries: Mapping[str, LedgerEntry]) -> list[str]:
     """What a correction over all entries leaves, and which of them share runs."""
-    decided, left = survivors(entries)
+    survives = survives_correction(entries)
     lines = []
-    if decided:
-        lost = [f"`{name}`" for name in decided if name not in left]
+    if survives:
+        lost = [f"`{name}`" for name in survives if not survives[name]]
         but = f": all but {', '.join(lost)}" if lost else ""
+        survivors = len(survives) - len(lost)
         lines.append(
-            f"Of the {several(len(decided), 'outcome')} that tests of differences decided, {len(left)} survive Holm's "
+            f"Of the {several(len(survives), 'outcome')} that tests of differences decided, {survivors} survive Holm's "
             f"correction over all such tests of the ledger{but}."
         )
     for studies in sharing_a_baseline(entries):
@@ -140,8 +141,8 @@ def _over_the_ledger(entries: Mapping[str, LedgerEntry]) -> list[str]:
     return lines
 
 
-def survivors(entries: Mapping[str, LedgerEntry]) -> tuple[list[str], list[str]]:
-    """The studies whose outcome was decided by tests, and those of them that survive a correction over all tests.
+def survives_correction(entries: Mapping[str, LedgerEntry]) -> dict[str, bool]:
+    """Of each study whose outcome was decided by tests, whether it survives a correction over all tests.
 
     Holm's procedure holds the chance of one false word in the whole ledger at 5%. A study survives if each test that
     decided its outcome does. Outcomes by counts of failures have no such test.
@@ -151,13 +152,12 @@ def survivors(entries: Mapping[str, LedgerEntry]) -> tuple[list[str], list[str]]
         for expected in entry.expectations:
             if expected.p is not None:
                 tests.append((expected.p, name, expected.outcome == entry.outcome))
-    stands, survives = {}, True
+    survives, is_rejected = {}, True
     for rank, (p, name, decides) in enumerate(sorted(tests)):
-        survives = survives and p <= LEVEL / (len(tests) - rank)
+        is_rejected = is_rejected and p <= LEVEL / (len(tests) - rank)
         if decides and entries[name].outcome in DECIDED:
-            stands[name] = survives
-    decided = [name for name in entries if name in stands]
-    return decided, [name for name in decided if stands[name]]
+            survives[name] = is_rejected  # of the largest p of its tests
+    return {name: survives[name] for name in entries if name in survives}
 
 
 def sharing_a_baseline(entries: Mapping[str, LedgerEntry]) -> list[list[str]]:
@@ -179,7 +179,7 @@ def decided(claims: Mapping[str, Study], entries: Mapping[str, LedgerEntry]) -> 
     order = (*DECIDED, NOT_SHOWN, NOT_TESTABLE)
     counts = [f"{outcomes[outcome]} {outcome.lower()}" for outcome in order if outcomes[outcome]]
     if len(claims) > len(entries):
-        counts.append(f"{len(claims) - len(entries)} not trained yet")
+        counts.append(f"{len(claims) - len(entries)} {NOT_TRAINED}")
     stated = {study.stated for study in claims.values()}
     lines = [
         f"{len(claims)} studies of {len(stated)} claims of the field, in small models: {', '.join(counts)}. "
@@ -188,13 +188,12 @@ def decided(claims: Mapping[str, Study], entries: Mapping[str, LedgerEntry]) -> 
         "| what is said | how it was tested in small models | outcome |",
         "|---|---|---|",
     ]
-    by_tests, left = survivors(entries)
-    fallen = {*by_tests} - {*left}
+    survives = survives_correction(entries)
     for name in HEADLINES:
         if name in entries:
             entry = entries[name]
             outcome = f"[{outcome_of(entry)}](docs/claims.md#{name}){_in_numbers(claims[name], entry)}"
-            if name in fallen:
+            if not survives.get(name, True):
                 outcome += "; not after a correction over all claims"
             lines.append(f"| {entry.stated} | {entry.claim} | {outcome} |")
     return "\n".join(lines)
