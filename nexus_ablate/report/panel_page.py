@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 from nexus_ablate.comparison.calibration import (
@@ -116,7 +115,7 @@ def published_table(panel: Panel, changes: Mapping[str, PanelChange], outcomes: 
         arm = f"`{' '.join(change.arm)}`"
         row = [name, change.kind, arm, against, published, models, source.matched, where, seen]
         if outcomes:
-            row += _by_size(panel, name, outcomes)
+            row += _at_sizes(panel, name, outcomes)
         rows.append(row)
     return TextTable(heads, rows, heads)
 
@@ -128,7 +127,7 @@ def short_table(panel: Panel, outcomes: Outcomes) -> TextTable:
     for name, change in panel.changes.items():
         notes = "contested " * change.contested + "seen" * change.seen_before
         row = [name, change.kind, expectation(change), change.source.params, notes]
-        rows.append(row + _by_size(panel, name, outcomes))
+        rows.append(row + _at_sizes(panel, name, outcomes))
     return TextTable(heads, rows, heads)
 
 
@@ -139,7 +138,7 @@ def expectation(change: PanelChange) -> str:
     return change.expected if change.effect is None else f"{change.expected} {change.effect:+.3f}"
 
 
-def _by_size(panel: Panel, name: str, outcomes: Outcomes) -> list[str]:
+def _at_sizes(panel: Panel, name: str, outcomes: Outcomes) -> list[str]:
     """What each size says of a change; '' where it is not trained."""
     cells = dict.fromkeys(panel.sizes, "")
     failed = {math.inf: "(arm fails to train)", -math.inf: "(baseline fails to train)"}
@@ -155,11 +154,10 @@ def _by_size(panel: Panel, name: str, outcomes: Outcomes) -> list[str]:
 def score_table(outcomes: Outcomes) -> TextTable:
     """By size: how many are right, beside two strategies that look at nothing."""
     heads, rows = ["", "directional", "null", "both"], []
-    for size, of_size in groupby(outcomes, key=lambda outcome: outcome.size):
-        here = list(of_size)
-        scored = [outcome for outcome in here if outcome.change.is_scored]
+    for size, of_size in _by_size(outcomes).items():
+        scored = [outcome for outcome in of_size if outcome.change.is_scored]
         fresh = [outcome for outcome in scored if not outcome.change.seen_before]
-        contested = [outcome for outcome in here if outcome.change.contested]
+        contested = [outcome for outcome in of_size if outcome.change.contested]
         for title, chosen, score in (
             (size, scored, share),
             (f"{size}, not seen before", fresh, share),
@@ -168,10 +166,24 @@ def score_table(outcomes: Outcomes) -> TextTable:
             (f'always "no difference" ({size})', scored, no_difference),
             (f'always "the newer one wins" ({size})', scored, newer_wins),
         ):
-            directional = [outcome for outcome in chosen if not outcome.change.is_null]
-            null = [outcome for outcome in chosen if outcome.change.is_null]
-            rows.append([title, *(share_text(score(each)) for each in (directional, null, chosen))])
+            groups = (_directional(chosen), _null(chosen), chosen)
+            rows.append([title, *(share_text(score(group)) for group in groups)])
     return TextTable(heads, rows, heads)
+
+
+def _by_size(outcomes: Outcomes) -> dict[str, list[ChangeOutcome]]:
+    groups: dict[str, list[ChangeOutcome]] = defaultdict(list)
+    for outcome in outcomes:
+        groups[outcome.size].append(outcome)
+    return groups
+
+
+def _directional(outcomes: Outcomes) -> list[ChangeOutcome]:
+    return [outcome for outcome in outcomes if not outcome.change.is_null]
+
+
+def _null(outcomes: Outcomes) -> list[ChangeOutcome]:
+    return [outcome for outcome in outcomes if outcome.change.is_null]
 
 
 def share_text(share: Share) -> str:
@@ -184,7 +196,7 @@ def share_text(share: Share) -> str:
 
 def kind_table(outcomes: Outcomes) -> TextTable:
     """By kind of change and size, how many of the scored ones are right, and the names of the others."""
-    sizes = list(dict.fromkeys(outcome.size for outcome in outcomes))
+    sizes = list(_by_size(outcomes))
     kinds: dict[str, list[ChangeOutcome]] = defaultdict(list)
     for outcome in outcomes:
         if outcome.change.is_scored:
@@ -193,10 +205,8 @@ def kind_table(outcomes: Outcomes) -> TextTable:
     for kind, of_kind in sorted(kinds.items()):
         row = [kind]
         for size in sizes:
-            here = [outcome for outcome in of_kind if outcome.size == size]
-            directional = share([outcome for outcome in here if not outcome.change.is_null])
-            null = share([outcome for outcome in here if outcome.change.is_null])
-            counts = {"": directional, "null ": null}
+            at_size = [outcome for outcome in of_kind if outcome.size == size]
+            counts = {"": share(_directional(at_size)), "null ": share(_null(at_size))}
             row.append("; ".join(f"{name}{found.right} of {found.of}" for name, found in counts.items() if found.of))
         missed = [f"{outcome.name} at {outcome.size}" for outcome in of_kind if outcome.agreement != "right"]
         rows.append([*row, ", ".join(missed)])
@@ -240,22 +250,22 @@ def sentences(panel: Panel, runs: Sequence[PanelRun]) -> list[str]:
 def agreements(outcomes: Outcomes) -> list[str]:
     """By size, how many of the scored directional changes have the published sign."""
     lines = []
-    for size, of_size in groupby(outcomes, key=lambda outcome: outcome.size):
-        here = [outcome for outcome in of_size if outcome.change.is_scored and not outcome.change.is_null]
-        if not here:
+    for size, of_size in _by_size(outcomes).items():
+        scored = [outcome for outcome in _directional(of_size) if outcome.change.is_scored]
+        if not scored:
             continue
-        reversed_ = [outcome.name for outcome in here if outcome.agreement == "reversed"]
+        reversed_ = [outcome.name for outcome in scored if outcome.agreement == "reversed"]
         names = f" ({', '.join(reversed_)})" if reversed_ else ""
-        shown = [outcome for outcome in here if outcome.low * outcome.high > 0]
+        shown = [outcome for outcome in scored if outcome.low * outcome.high > 0]
         seen = sum(outcome.change.seen_before for outcome in shown)
-        count, _, rest = share_text(share(here)).partition(", ")
+        count, _, rest = share_text(share(scored)).partition(", ")
         of_shown = (
             f"{share(shown).right} of the {len(shown)} whose own interval excludes 0 ({seen} of them seen before)"
         )
         lines.append(
             f"{size}: {count} directional changes have the published sign, {rest}. Among them are {of_shown}; the "
             f"others show no more than a sign. There are {several(len(reversed_), 'reversal')}{names}. "
-            f"{_against_newer(here)}"
+            f"{_against_newer(scored)}"
         )
     return lines
 
@@ -274,14 +284,14 @@ def _against_newer(outcomes: Outcomes) -> str:
 def _not_scored(outcomes: Outcomes) -> list[str]:
     """By size: reversals among what is not scored, and null changes that three seeds could not decide."""
     lines = []
-    for size, of_size in groupby(outcomes, key=lambda outcome: outcome.size):
-        here = list(of_size)
-        reversed_ = [each.name for each in here if not each.change.is_scored and each.agreement == "reversed"]
-        wide = [each for each in here if each.change.is_null and each.high - each.low > 2 * each.change.margin]
+    for size, of_size in _by_size(outcomes).items():
+        unscored = [outcome for outcome in of_size if not outcome.change.is_scored]
+        reversed_ = [outcome.name for outcome in unscored if outcome.agreement == "reversed"]
         if reversed_:
             lines.append(f"{size}: of the changes that are not scored these are reversed: {', '.join(reversed_)}.")
+        wide = [null.name for null in _null(of_size) if null.high - null.low > 2 * null.change.margin]
         if wide:
-            names = ", ".join(outcome.name for outcome in wide)
+            names = ", ".join(wide)
             lines.append(f"{size}: three seeds could not decide these null changes, their intervals are wide: {names}.")
     return lines
 
