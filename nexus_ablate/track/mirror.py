@@ -15,7 +15,7 @@ from nexus_ablate.runs import read_run
 from nexus_ablate.runs.files import refuse_link
 from nexus_ablate.runs.lookup import name_to_type
 from nexus_ablate.track.account import LOG_IN, NO_KEY, credentials, failure, resolve_mode
-from nexus_ablate.track.run_on_wandb import place_of
+from nexus_ablate.track.run_on_wandb import place_of, settings_of
 from nexus_ablate.track.upload import Upload, only_sender
 
 PATIENCE = 20.0  # seconds that finish() waits for W&B
@@ -153,6 +153,7 @@ def start_tracker(
         record, place = read_run(run_dir), place_of(run_dir, option)
         online = "online" if mode == "wandb" else "offline"
         # W&B gives up before finish() does. This also limits its work when the process exits.
-        return Upload(record, place, online, run_dir, INIT_TIMEOUT, patience / 2)
+        settings = settings_of(record, place, online, run_dir, INIT_TIMEOUT, patience / 2)
+        return Upload(record, place, settings)
 
     return WandbTracker(start, run_dir, say, warn, patience)

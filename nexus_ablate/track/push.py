@@ -12,7 +12,7 @@ from nexus_ablate.errors import UserError
 from nexus_ablate.runs import RunRecord, read_run
 from nexus_ablate.track.account import asked, resolve_mode
 from nexus_ablate.track.mirror import INIT_TIMEOUT, PATIENCE
-from nexus_ablate.track.run_on_wandb import PLACE_FILE, place_of
+from nexus_ablate.track.run_on_wandb import PLACE_FILE, place_of, settings_of
 from nexus_ablate.track.upload import Upload, only_sender
 
 SYNC_INIT, SYNC_FINISH = 30.0, 600.0  # seconds; long, since the command has nothing else to do
@@ -47,7 +47,7 @@ def sync(
     named = shlex.quote(str(record.path / PLACE_FILE))
     fix = f"the same command again; first rm {named} if the run was deleted on W&B"
     with asked("W&B failed", fix), only_sender(record.path), tempfile.TemporaryDirectory() as scratch:
-        upload = Upload(record, place, "online", Path(scratch), init, finish)
+        upload = Upload(record, place, settings_of(record, place, "online", Path(scratch), init, finish))
         try:
             upload.close(record.state, record.summary or {})
         except UserError:

@@ -17,7 +17,7 @@ from nexus_ablate.runs.formats import WandbRun
 from nexus_ablate.runs.ownership import release, take_lock
 from nexus_ablate.runs.record import leaves, parse_row, read_lines
 from nexus_ablate.track.account import set_up
-from nexus_ablate.track.run_on_wandb import PLACE_FILE, config_of, settings_of
+from nexus_ablate.track.run_on_wandb import PLACE_FILE, config_of
 
 X_AXIS = "tokens"
 
@@ -47,14 +47,11 @@ class Upload:
     Args:
         record: The run, whose rows are sent.
         place: The destination; saved in the run directory, so that later uploads resume the same W&B run.
-        mode: `online` or `offline`.
-        root: W&B's own files go under it.
-        init: Seconds until W&B must have accepted the run.
-        finish: Seconds until it must have taken the remaining rows at the end.
+        settings: From `settings_of` the same run and place.
     """
 
-    def __init__(self, record: RunRecord, place: WandbRun, mode: str, root: Path, init: float, finish: float) -> None:
-        settings, config = settings_of(record, place, mode, root, init, finish), config_of(record)
+    def __init__(self, record: RunRecord, place: WandbRun, settings: Mapping[str, Any]) -> None:
+        config = config_of(record)
         self._run_dir = record.path
         file = record.path / PLACE_FILE
         if not file.exists():
