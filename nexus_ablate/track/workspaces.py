@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from nexus_ablate.config.options import AXES
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.masking import mask
-from nexus_ablate.measure.measures import MEASURES, Measure, expression, find
+from nexus_ablate.measure.measures import MEASURES, Measure, expression
 from nexus_ablate.report.run_picture import HEAT_MAPS
 from nexus_ablate.study.schema import Study
 from nexus_ablate.track.account import LOG_IN, asked, quiet_client
@@ -64,10 +64,10 @@ def workspaces(project: str, entity: str, studies: Sequence[Study]) -> list[Work
         about.append(ws.Section(name=f"study {study.name}", panels=[text], is_open=True))
         panels: list[Any] = [wr.MarkdownPanel(markdown=described(study))]
         for endpoint in study.endpoints:
-            panels.append(_bars(endpoint.name, find(endpoint.name).title or endpoint.name))
+            panels.append(_bars(endpoint.name, endpoint.measure.title or endpoint.name))
         question = ws.Section(name="question", panels=panels, is_open=True)
         boards.append(_workspace(project, entity, study.name, [question]))
-    return [_workspace(project, entity, None, about), *boards]
+    return [_workspace(project, entity, "", about), *boards]
 
 
 def specification(views: Sequence[Workspace]) -> dict[str, Any]:
@@ -121,12 +121,13 @@ def default_entity() -> str:
         return str(wandb.Api().default_entity)
 
 
-def view_id(project: str, study: str | None) -> str:
+def view_id(project: str, study: str) -> str:
     """The part of a workspace's URL that identifies it: `?nw=<id>`."""
-    return _digest(project, study or "")
+    return _digest(project, study)
 
 
-def _workspace(project: str, entity: str, study: str | None, first: list[Section]) -> Workspace:
+def _workspace(project: str, entity: str, study: str, first: list[Section]) -> Workspace:
+    """The workspace of a study, or with '' that of the project."""
     from wandb_workspaces import expr
     from wandb_workspaces import workspaces as ws
 
@@ -154,7 +155,7 @@ def _workspace(project: str, entity: str, study: str | None, first: list[Section
         ),
     )
     view._internal_name = f"nw-{view_id(project, study)}-v"
-    view._internal_runset_id = _digest(project, study or "", "runs")
+    view._internal_runset_id = _digest(project, study, "runs")
     for section in view.sections:
         for number, panel in enumerate(section.panels):  # W&B keeps a user's changes to a panel by its id
             panel._id = _digest(section.name, str(number))
