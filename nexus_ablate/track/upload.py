@@ -100,7 +100,7 @@ class Upload:
         closed = status in SETTLED and self._send_blocks()
         if self.sent and not closed:  # an open row would replace values of the summary
             self._run.log({}, commit=True)
-        self._run.summary.update(dict(_figures(summary)) | {"status": status})
+        self._run.summary.update(_figures(summary) | {"status": status})
         if status == "preempted":
             self._run.mark_preempting()
         self._run.finish(exit_code=0 if status == "finished" else 1)
@@ -145,8 +145,10 @@ def _pixels(figure: Any) -> Any:
     return numpy.asarray(canvas.buffer_rgba())
 
 
-def _figures(summary: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """`("extrapolation/sliding/2", 4.1)` and so on, without None and non-finite numbers."""
+def _figures(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """`{"extrapolation/sliding/2": 4.1}` and so on, without None and non-finite numbers."""
+    figures = {}
     for names, value in leaves(summary):
         if value is not None and (not isinstance(value, float) or math.isfinite(value)):
-            yield "/".join(names), value
+            figures["/".join(names)] = value
+    return figures
