@@ -129,13 +129,15 @@ def hover(text: str) -> str:
 
 
 def colour(index: int) -> str:
-    """The colour of the arm at a place of the table."""
+    """The colour of the arm in a row of the table."""
     return PALETTE[shade(index)][0]
 
 
-def shade(place: int) -> str:
-    """The name in `PALETTE` of the colour of the arm at a place of the table; the first is the baseline's alone."""
-    return f"c{1 + (place - 1) % (ARM_COLOURS - 1) if place else 0}"
+def shade(index: int) -> str:
+    """The name in `PALETTE` of the colour of the arm in a row of the table; the first is the baseline's alone."""
+    if index == 0:
+        return "c0"
+    return f"c{1 + (index - 1) % (ARM_COLOURS - 1)}"
 
 
 # ------------------------------------------------------------------------------------------------------- intervals
@@ -167,11 +169,11 @@ class Bar:
     hint: str = ""
 
 
-def _bar(row: ArmResult, place: int, label: str, note: str) -> Bar:
+def _bar(row: ArmResult, index: int, label: str, note: str) -> Bar:
     """The difference of an arm; one that has none is a row with its note alone.
 
     Args:
-        place: In the table, of whose colours it has one.
+        index: Of its row in the table, whose colour it has.
     """
     ends, dots = NOT_DRAWN, []
     if row.difference is not None:
@@ -184,40 +186,40 @@ def _bar(row: ArmResult, place: int, label: str, note: str) -> Bar:
     hint = f"{row.arm}: {difference_text(row)} {bounds(row)}"
     short = middle(printable(label), 2 * LABEL_LETTERS - 2).replace(",", ", ")
     lines = fill(short, LABEL_LETTERS, max_lines=2, placeholder="…")
-    return Bar(lines, ends, note, TONES.get(row.word, "ink"), shade(place), dots, hint)
+    return Bar(lines, ends, note, TONES.get(row.word, "ink"), shade(index), dots, hint)
 
 
 def _bars(rows: Sequence[ArmResult]) -> list[Bar]:
-    return [_bar(row, place, row.arm, row.word) for place, row in enumerate(rows) if not row.is_baseline]
+    return [_bar(row, index, row.arm, row.word) for index, row in enumerate(rows) if not row.is_baseline]
 
 
 def forest(stratum: Stratum) -> str:
     """Each arm's mean difference with its simultaneous interval, a dot for each seed, the equivalence band."""
-    return intervals(_bars(stratum.rows), direction(stratum), stratum.endpoint.margin, stratum.endpoint)
+    return intervals(_bars(stratum.rows), direction(stratum), stratum.endpoint, stratum.endpoint.margin)
 
 
 def secondary(other: Secondary) -> str:
     """Each arm's difference in a secondary endpoint with its interval."""
     bars = []
-    for place, row in enumerate(other.rows):
+    for index, row in enumerate(other.rows):
         if row.difference is not None:
-            bars.append(_bar(row, place, row.arm, difference_text(row)))
-    return intervals(bars, other.endpoint.axis(), endpoint=other.endpoint)
+            bars.append(_bar(row, index, row.arm, difference_text(row)))
+    return intervals(bars, other.endpoint.axis(), other.endpoint)
 
 
 def strata(comparison: Comparison) -> str:
     """Each arm's difference in each stratum with its interval."""
     bars = []
-    for place, change in enumerate(comparison.changes, start=1):
+    for index, change in enumerate(comparison.changes, start=1):
         for row in change.rows:
             if row is not None:
-                bars.append(_bar(row, place, f"{row.stratum}: {row.arm}", row.word))
+                bars.append(_bar(row, index, f"{row.stratum}: {row.arm}", row.word))
     if all(bar.ends is NOT_DRAWN for bar in bars):
         return ""
-    return intervals(bars, direction(comparison.strata[0]), endpoint=comparison.strata[0].endpoint)
+    return intervals(bars, direction(comparison.strata[0]), comparison.strata[0].endpoint)
 
 
-def intervals(bars: Sequence[Bar], axis: str, band: float = 0.0, endpoint: Endpoint | None = None) -> str:
+def intervals(bars: Sequence[Bar], axis: str, endpoint: Endpoint, band: float = 0.0) -> str:
     """Intervals below one another as SVG; '' without any. See `draw_intervals`."""
     if not bars:
         return ""
@@ -267,7 +269,7 @@ def draw_intervals(
     if endpoint is not None and endpoint.log:
         step = next((math.log(ratio) for ratio in RATIO_STEPS if right - left < 4 * math.log(ratio)), right - left)
         axes.xaxis.set_major_locator(MultipleLocator(step))
-        axes.xaxis.set_major_formatter(lambda place, _: endpoint.signed(place))
+        axes.xaxis.set_major_formatter(lambda difference, _: endpoint.signed(difference))
     axes.grid(False, axis="y")
     axes.spines["left"].set_visible(False)
     axes.axvspan(-band, band, color=MUTED, alpha=0.15, linewidth=0)
