@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from nexus_ablate import __version__
-from nexus_ablate.comparison.curves import AXES
 from nexus_ablate.comparison.fairness import WARN
 from nexus_ablate.comparison.results import Comparison, Stratum
 from nexus_ablate.comparison.verdict import MEANINGS
 from nexus_ablate.errors import printable
 from nexus_ablate.report import arm_tables, charts, sentences
+
+BUDGET_BUTTONS = {"tokens": "tokens", "flops": "FLOPs", "seconds": "seconds"}
+"""What the switch of the curves says of each budget."""
 
 
 def html(comparison: Comparison, command: str = "", reload_seconds: int = 0) -> str:
@@ -94,7 +96,7 @@ def _basis(comparison: Comparison, stratum: Stratum) -> tuple[list[str], list[st
 def _curves(stratum: Stratum) -> list[dict[str, str]]:
     """The losses and their differences against each budget; the losses late, and from the start."""
     curves = []
-    for axis, word in zip(AXES, ("tokens", "FLOPs", "seconds"), strict=True):
+    for axis, word in BUDGET_BUTTONS.items():
         late = charts.losses(stratum, axis)
         if late:
             whole = charts.losses(stratum, axis, whole=True)

@@ -91,11 +91,12 @@ def heat_maps(probes: Rows) -> Iterator[tuple[str, Figure]]:
 def _heat_grids(probes: Rows) -> dict[str, list[list[float]]]:
     """Of each of `HEAT_MAPS` that was probed a list per block: its value at each probed step, of heads their mean."""
     grids = {}
-    for name in HEAT_MAPS if probes else ():
+    last = probes[-1] if probes else {}
+    for name in HEAT_MAPS:
         area, _, statistic = name.partition("/")
         form = re.compile(rf"{re.escape(area)}/block_\d+/{re.escape(statistic)}")
         grid = []
-        for block in sorted(filter(form.fullmatch, probes[-1])):
+        for block in sorted(filter(form.fullmatch, last)):
             grid.append([_number(row.get(block)) for row in probes])
         if grid:
             grids[name] = grid

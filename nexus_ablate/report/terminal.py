@@ -66,14 +66,14 @@ def _by_width(table: TextTable, width: int) -> Iterator[list[Sequence[str]]]:
     first = [middle(head, width // 3), *names]
     room = width - min(2 + max(map(len, [head, *names])), width // 2)
     columns: list[Sequence[str]] = [first]
-    left = room
+    free = room
     for head, *cells in others:
         column = [middle(head, width // 3), *(middle(cell, room - 2) for cell in cells)]
         needed = 2 + max(map(len, column))
-        if needed > left and len(columns) > 1:
+        if needed > free and len(columns) > 1:
             yield columns
             columns = [first]
-            left = room
+            free = room
         columns.append(column)
-        left -= needed
+        free -= needed
     yield columns
