@@ -354,6 +354,13 @@ def test_an_arm_that_fails_more_often_gets_no_good_word_for_the_runs_that_traine
     assert "fails to train at 3 of 8 seeds" in values["rows"][1]["verdict"]["sentence"]
 
 
+def test_a_run_that_failed_is_one_where_the_endpoint_is_a_cost(tmp_path, capsys):
+    path = Path(table(tmp_path / "a.csv", baseline=[loss * 100 for loss in BASE], new=[*[180] * 4, "failed"]))
+    path.write_text(path.read_text().replace("val_loss", "seconds"))
+    _, values = judged(capsys, str(path), "--endpoint", "seconds")
+    assert values["rows"][1]["failed"]
+
+
 def test_tokens_of_a_run_that_failed_are_no_unlike_tokens(tmp_path, capsys):
     rows = [f"{arm},{seed},{loss},1000" for arm in ("baseline", "new") for seed, loss in enumerate(BASE)]
     path = tmp_path / "a.csv"

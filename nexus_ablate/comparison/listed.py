@@ -238,13 +238,13 @@ def rows_of(
     runs = []
     for number, (where, cells) in enumerate(source.rows):
         row = {name: (f"{where}: {column}", cells.get(column)) for name, column in names.items()}
-        rate, tokens, seconds = _number(*row["rate"]), _number(*row["tokens"]), _number(*row["seconds"])
         arm = _arm(*row["arm"])
         seed = number if numbered else _seed(*row["seed"])
         value = _value(*row[endpoint])
+        costs = [value if name == endpoint else _number(*row[name]) for name in ("rate", "tokens", "seconds")]
         step = _step(*row["step"]) if "step" in required else None
         stratum, unit, caution = (_text(cells.get(names[name])) for name in ("stratum", "unit", "caution"))
-        runs.append(Listed(where, stratum, arm, seed, value, rate, tokens, seconds, unit, caution, step))
+        runs.append(Listed(where, stratum, arm, seed, value, *costs, unit, caution, step))
     return runs
 
 

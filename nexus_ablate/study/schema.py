@@ -51,7 +51,8 @@ Seed = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Count = Annotated[int, Meta(ge=2, le=MAX_SEEDS)]
 Override = Annotated[str, Meta(pattern="=")]
 ArmName = Annotated[str, Meta(pattern=rf"\A({NAME.pattern})?\Z", max_length=NAME_BYTES)]
-StratumName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9_.-]{0,59}\Z")]
+StratumName = Annotated[str, Meta(pattern=r"\A(?!(arm|change|sign|order)\Z)[A-Za-z0-9][A-Za-z0-9_.-]{0,59}\Z")]
+"""No other column of the table over strata."""
 STUDY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]*")
 """The folder of a study's runs."""
 StudyName = Annotated[str, Meta(pattern=rf"\A{STUDY_NAME.pattern}\Z")]
@@ -337,7 +338,7 @@ TAKES: dict[str, tuple[str, Any]] = {
     "factors": ("a mapping of keys to lists of values", {"norm": ["layer", "rms"]}),
     "arms": ("a list of overrides", ["norm=layer", "bias=on"]),
     "strata": (
-        "a mapping of names (letters, digits, . _ -) to overrides",
+        "a mapping of names (letters, digits, . _ -; not arm, change, sign, order) to overrides",
         {"shallow": "model.n_layers=4", "deep": "model.n_layers=24"},
     ),
     "seeds": ("a list of seeds", [0, 1, 2, 3, 4]),
