@@ -234,7 +234,8 @@ def test_no_agreement_of_directional_changes_is_stated_where_none_has_ended(plan
 
 def test_what_is_reversed_without_being_scored_and_what_three_seeds_cannot_decide_is_named(capsys, tmp_path):
     words = " ".join(shown(capsys, f"runs_dir={tmp_path / 'nothing'}").split())
-    found = calibration.outcomes(PANEL, calibration.recorded().runs)
+    published = calibration.outcomes(PANEL, calibration.recorded().runs)
+    found = [outcome for outcome in published if outcome.size == "femto"]
     unscored = [outcome for outcome in found if not outcome.change.is_scored]
     reversed_ = [outcome.name for outcome in unscored if outcome.agreement == "reversed"]
     assert reversed_ and f"that are not scored these are reversed: {', '.join(reversed_)}." in words

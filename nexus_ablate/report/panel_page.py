@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from nexus_ablate.comparison.calibration import (
@@ -229,10 +230,14 @@ def sentences(panel: Panel, runs: Sequence[PanelRun]) -> list[str]:
         f"{power(len(directional))} {power(fresh, ' that were not seen before')} Changes of one kind share baselines "
         "and causes, so they count for less than as many independent ones.",
     ]
-    counts = trained(panel, runs)
+    counts, readable = trained(panel, runs), _by_size(found)
     if any(ended < of for ended, of in counts.values()):
-        shares = [f"{ended} of {of} runs at {size}" for size, (ended, of) in counts.items()]
-        lines.append(f"Trained: {', '.join(shares)}; rates that no arm would be read at are left out.")
+        shares = []
+        for size, (ended, of) in counts.items():
+            shares.append(
+                f"{ended} of {of} runs at {size}, from which {several(len(readable[size]), 'change')} can be read"
+            )
+        lines.append(f"Trained: {'; '.join(shares)}. Rates that no arm would be read at are left out.")
     if not found:
         return lines
     lines += [*agreements(found), *_not_scored(found)]
@@ -315,15 +320,18 @@ def figure(outcomes: Outcomes) -> Figure:
     from nexus_ablate.report.charts import Bar, draw_intervals, picture
 
     bars = []
+    by_name: dict[str, list[ChangeOutcome]] = defaultdict(list)
     for outcome in outcomes:
+        if outcome.change.is_scored:
+            by_name[outcome.name].append(outcome)
+    for outcome in chain.from_iterable(by_name.values()):  # the sizes of a change beside each other
         change = outcome.change
-        if change.is_scored:
-            sign = -1 if change.expected == "lower" else 1
-            low, middle, high = sorted(sign * end for end in (outcome.low, outcome.difference, outcome.high))
-            margin = f" (margin {change.margin:g})" if change.is_null else ""
-            tone = TONES[outcome.agreement]
-            label = f"{outcome.name}, {outcome.size}"
-            bars.append(Bar(label, (low, middle, high), outcome.agreement + margin, tone, tone))
+        sign = -1 if change.expected == "lower" else 1
+        low, middle, high = sorted(sign * end for end in (outcome.low, outcome.difference, outcome.high))
+        margin = f" (margin {change.margin:g})" if change.is_null else ""
+        tone = TONES[outcome.agreement]
+        label = f"{outcome.name}, {outcome.size}"
+        bars.append(Bar(label, (low, middle, high), outcome.agreement + margin, tone, tone))
     with picture("agreement with published outcomes", 60 + 21 * len(bars), 800) as (figure, axes):
         draw_intervals(axes, bars, "nats per token, agreement to the right", limit=FARTHEST)
     return figure
