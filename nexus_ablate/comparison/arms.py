@@ -16,6 +16,7 @@ from nexus_ablate.comparison.statistics import Array
 from nexus_ablate.comparison.terms import Terms
 from nexus_ablate.console import several
 from nexus_ablate.errors import ConfigError, unknown
+from nexus_ablate.runs.naming import BASELINE
 from nexus_ablate.study.endpoint import Endpoint
 
 
@@ -137,7 +138,7 @@ def against_baseline(
             if other.study.looks:
                 chosen_late.append(f"the looks of {other.name} chose its seeds")
     others = [arm for arm in arms if arm is not baseline]
-    if baseline.name != "baseline" or any(CUT.search(arm.name) for arm in arms):
+    if baseline.name != BASELINE or any(CUT.search(arm.name) for arm in arms):
         _relabel(baseline, others, {arm.name for arm in terms.study.arms if arm.named})
     order = {name: place for place, name in enumerate(terms.arm_names)}
     others.sort(key=lambda arm: (order.get(arm.name, len(order)), arm.label))
@@ -198,7 +199,7 @@ def _left_out(run: Trained, kept: Trained) -> Excluded:
     return run.excluded(f"duplicate: same arm and seed as {where}, {same}")
 
 
-def _baseline(arms: list[Arm], excluded: list[Excluded], terms: dict[str, Terms], requested: str | None) -> Arm:
+def _baseline(arms: list[Arm], excluded: list[Excluded], studies: dict[str, Terms], requested: str | None) -> Arm:
     def called(*wanted: str) -> list[Arm]:
         return [arm for arm in arms if not {*arm.names}.isdisjoint(wanted)]
 
@@ -207,9 +208,9 @@ def _baseline(arms: list[Arm], excluded: list[Excluded], terms: dict[str, Terms]
         if not candidates:
             raise unknown("there is no arm of this name", requested, [arm.label for arm in arms])
     else:
-        planned = {f"{name}/{study.baseline}": study.baseline for name, study in terms.items()}
-        candidates = called(*planned or ["baseline"])
-        lost = [run for run in excluded if run.arm in planned.values()]
+        planned = [f"{study}/{BASELINE}" for study in studies]
+        candidates = called(*planned or [BASELINE])
+        lost = [run for run in excluded if planned and run.arm == BASELINE]
         if lost and not candidates:
             got = f"{several(len(lost), 'run')} excluded, the first because: {lost[0].reason}"
             fix = f"nexus-ablate status {shlex.quote(str(lost[0].path.parent))}"
@@ -232,5 +233,5 @@ def _relabel(baseline: Arm, others: list[Arm], named: set[str]) -> None:
     if all(labels) and len(set(labels)) == len(labels) and baseline.label not in labels:
         for arm, text in zip(others, labels, strict=True):
             arm.label = text
-        if CUT.search(baseline.name) and "baseline" not in labels:
-            baseline.label = "baseline"
+        if CUT.search(baseline.name) and BASELINE not in labels:
+            baseline.label = BASELINE

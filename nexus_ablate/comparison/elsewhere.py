@@ -141,7 +141,6 @@ def _table(
     )
     terms = Terms(
         study=study,
-        baseline=base.name,
         endpoint=endpoint,
         share=1 / strata,
         strata=strata,

@@ -24,6 +24,7 @@ from nexus_ablate.comparison.terms import Terms
 from nexus_ablate.console import several
 from nexus_ablate.errors import unknown
 from nexus_ablate.provenance import NOT_RECORDED
+from nexus_ablate.runs.naming import BASELINE
 from nexus_ablate.study.endpoint import Endpoint
 
 PASS, WARN, FAIL, WAIVED, UNKNOWN = "PASS", "WARN", "FAIL", "WAIVED", "UNKNOWN"
@@ -490,7 +491,7 @@ def _plan(table: _Table) -> Check:
     reported = list(terms.exploratory)
     if terms.study.amendments:
         reported.append(f"amendments after the first run: {len(terms.study.amendments)}")
-    strangers = [arm.label for arm in table.everyone if arm.name not in (terms.baseline, *terms.arm_names)]
+    strangers = [arm.label for arm in table.everyone if arm.name not in (BASELINE, *terms.arm_names)]
     if strangers:
         reported.append(f"not an arm of the study: {', '.join(strangers)}")
     return _noted("plan", reported, f"arms, seeds and endpoint ({terms.endpoint.name}) were fixed before the runs")

@@ -30,6 +30,7 @@ from nexus_ablate.comparison.statistics import Array, mean_interval
 from nexus_ablate.comparison.terms import Terms
 from nexus_ablate.comparison.text_sample import TextDifferences, differences_over_text
 from nexus_ablate.comparison.verdict import AT_CEILING, AT_CHANCE, FAILS, UNDECIDED
+from nexus_ablate.runs.naming import BASELINE
 from nexus_ablate.study.endpoint import Endpoint, logits
 
 EXACT = 1e-9
@@ -295,7 +296,7 @@ def _measured(runs: ArmRuns, base: ArmRuns, terms: Terms) -> ArmResult:
     is_equal = runs.same & ((differences == 0) | ~np.isfinite(runs.losses))
     can_be_identical = terms.is_paired and terms.step < EXACT  # rounded values may be equal by chance
     planned = runs.begun
-    if runs.name in (terms.baseline, *terms.arm_names):
+    if runs.name in (BASELINE, *terms.arm_names):
         planned = set(runs.seeds if terms.study.looks else terms.study.seeds)
     finite = runs.values[np.isfinite(runs.losses)]
     return ArmResult(

@@ -15,6 +15,7 @@ from nexus_ablate.comparison.differences import config_hash
 from nexus_ablate.comparison.failures import failure
 from nexus_ablate.comparison.load import Excluded, Trained
 from nexus_ablate.comparison.terms import Terms
+from nexus_ablate.runs.naming import BASELINE
 
 CRITERION = "val_loss"
 """What learning rates are chosen by, whatever the endpoint: a rate for the largest sink rate would answer nothing."""
@@ -35,7 +36,7 @@ def joined(
     names: dict[str, dict[str, str]] = {}  # of a study's arms by the hash of their configuration
     for place, terms in studies.items():
         if terms.study.lr_grid:
-            planned = [arm for arm in arms if arm.name in (terms.baseline, *terms.arm_names)]
+            planned = [arm for arm in arms if arm.name in (BASELINE, *terms.arm_names)]
             fixed = {hashes[-1]: name for name, hashes in terms.study.configs.items()}
             # an earlier version fixed none: the runs in the folders of the arms say it
             names[place] = fixed or {config_hash(arm.config, terms.study): arm.name for arm in planned}

@@ -27,7 +27,6 @@ class Terms:
         study: `NO_STUDY` where there is none.
         name: The study's folder; '' where there is none.
         place: The study as one types it after a verb: its name, or its directory where that is not in runs/.
-        baseline: The name of the baseline's directory.
         share: Of the words about differences, for one endpoint in one stratum.
         strata: Number of strata, which share the words about failures.
         family: Comparisons in a stratum at the least, where the table shows fewer of them.
@@ -40,7 +39,6 @@ class Terms:
     study: Study = NO_STUDY
     name: str = ""
     place: str = ""
-    baseline: str = "baseline"
     endpoint: Endpoint = Endpoint("val_loss")
     share: float = 1.0
     strata: int = 1

@@ -25,6 +25,7 @@ from nexus_ablate.comparison.terms import Terms, amendment_lines
 from nexus_ablate.comparison.verdict import FAILS, NOT_COMPARABLE
 from nexus_ablate.console import several
 from nexus_ablate.errors import unknown
+from nexus_ablate.runs.naming import BASELINE
 from nexus_ablate.study.endpoint import Endpoint
 
 SHOWN = ("train_loss", "generalization_gap")
@@ -63,7 +64,7 @@ def compare_stratum(
     shown = [other for other in others if arm in (None, other.name, other.label)]
     if arm is not None and not shown:
         raise unknown("there is no other arm of this name", arm, [other.label for other in others])
-    if arm is not None or (terms.name and base.name != terms.baseline):
+    if arm is not None or (terms.name and base.name != BASELINE):
         terms = _direct(terms, len(others), arm is not None)
     unplanned = sorted(base.runs.keys() - {*terms.study.seeds})
     if terms.name and unplanned and not terms.study.looks:  # more could have been trained until one liked the result
