@@ -15,7 +15,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -104,8 +104,10 @@ def losses_of(random: Random, arms: int, seeds: int, noise: dict[int, float]) ->
     return HALF * random.normal(size=seeds) + scale * random.normal(size=(arms + 1, seeds))
 
 
-def terms_of(cells: int = 1, margin: float = MARGIN) -> Terms:
-    return Terms(endpoint=Endpoint("val_loss", delta_min=margin), share=1 / cells)
+def terms_of(cells: int = 1, margin: float = MARGIN, strata: int = 1) -> Terms:
+    names = [f"stratum {number}" for number in range(strata)]
+    study = msgspec.structs.replace(NO_STUDY, share=1 / cells, stratum=names[0], of="simulated", all_strata=names)
+    return Terms(study, endpoint=Endpoint("val_loss", delta_min=margin))
 
 
 # ---------------------------------------------------------------------------------------------------- kinds of tables
@@ -153,7 +155,7 @@ def failing(random: Random, arms: int, seeds: int, counted: Counted, rate: float
         failed = [dict.fromkeys(np.nonzero(row)[0].tolist(), "non-finite") for row in fails]
         ended = np.ones(losses.shape, dtype=bool)
         losses[fails] = np.nan
-        terms = replace(terms_of(strata), strata=strata)
+        terms = terms_of(strata, strata=strata)
         words += words_of(judge_losses(losses, terms, ended=ended, failed=failed, uninformed=8.0).results)
     return counted(words)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from msgspec.structs import replace
 from written_runs import Writer, unfixed
 
 from nexus_ablate import errors
@@ -26,7 +27,7 @@ from nexus_ablate.comparison.claim import (
 )
 from nexus_ablate.comparison.judging import judge_losses
 from nexus_ablate.comparison.statistics import sidak
-from nexus_ablate.comparison.terms import Terms
+from nexus_ablate.comparison.terms import NO_STUDY, Terms
 from nexus_ablate.comparison.verdict import BETTER, DIFFERENT, EQUIVALENT, HIGHER, LOWER, WORSE
 from nexus_ablate.comparison.within_stratum import compare_stratum as compare
 from nexus_ablate.planning.design import measuring
@@ -829,7 +830,8 @@ def simulated(tmp_seed: int, effect: float = 0.0) -> bool:
     for _ in range(9):
         table = random.normal(0, 1, (4, 5)) + random.normal(0, 1, 5)
         table[1] += effect
-        judged = judge_losses(table, Terms(endpoint=Endpoint("val_loss", delta_min=0.1), share=1 / 9))
+        study = replace(NO_STUDY, share=1 / 9)
+        judged = judge_losses(table, Terms(study, endpoint=Endpoint("val_loss", delta_min=0.1)))
         if any(arm.verdict and arm.verdict.word in (*DIFFERENT, EQUIVALENT) for arm in judged.results[1:]):
             return True
     return False
@@ -861,7 +863,8 @@ def test_a_planted_ratio_is_found_with_its_sign(counted):
         random = np.random.default_rng(seed)
         table = random.normal(0, math.log(1.5), (4, 8)) + random.normal(0, 1, 8)
         table[1] += math.log(3)
-        word = judge_losses(table, Terms(endpoint=Endpoint(KURTOSIS), share=1 / 3)).results[1].verdict
+        study = replace(NO_STUDY, share=1 / 3)
+        word = judge_losses(table, Terms(study, endpoint=Endpoint(KURTOSIS))).results[1].verdict
         right += word is not None and word.word == HIGHER
         wrong += word is not None and word.word == LOWER
     counted(f"{right} of 200 found, {wrong} with the wrong sign")

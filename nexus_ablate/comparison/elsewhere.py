@@ -88,7 +88,7 @@ def judged(
         strata.setdefault(run.stratum, []).append(run)
     tables = []
     for stratum, inside in strata.items():
-        table = _table(source, stratum, inside, endpoint, baseline, allow, chosen_by, len(strata))
+        table = _table(source, stratum, inside, endpoint, baseline, allow, chosen_by, list(strata))
         table.regime += notes.get(stratum, [])
         tables.append(table)
     return Comparison(source.name, tables, changes(tables), None)
@@ -102,7 +102,7 @@ def _table(
     baseline: str | None,
     allow: Collection[str],
     tuning_seeds: set[int],
-    strata: int,
+    strata: list[str],
 ) -> Stratum:
     where, of = source.name, ""
     if stratum:
@@ -137,13 +137,19 @@ def _table(
     rates = sorted({rate for arm in (base, *arms) for rate in lr_points(arm.tuning)})
     tuned_on = sorted(tuning_seeds) if rates else []
     study = msgspec.structs.replace(
-        NO_STUDY, question=where, stratum=stratum, of=of, lr_grid=rates, tuning_seeds=tuned_on
+        NO_STUDY,
+        question=where,
+        stratum=stratum,
+        of=of,
+        all_strata=strata,
+        share=1 / len(strata),
+        endpoints=[endpoint],
+        lr_grid=rates,
+        tuning_seeds=tuned_on,
     )
     terms = Terms(
         study=study,
         endpoint=endpoint,
-        share=1 / strata,
-        strata=strata,
         exploratory=tuple(dict.fromkeys(run.caution for run in fair if run.caution)),
         is_listed=True,
         is_paired=is_paired,

@@ -305,7 +305,7 @@ def _measured(runs: ArmRuns, base: ArmRuns, terms: Terms) -> ArmResult:
         seeds=list(compress(runs.seeds, shown)),
         values=numbers(runs.values[shown]),
         differences=numbers(differences[shown]),
-        stratum=terms.stratum,
+        stratum=terms.study.stratum,
         name=runs.name,
         is_baseline=runs is base,
         runs=int(runs.ended.sum()),

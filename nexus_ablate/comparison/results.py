@@ -322,7 +322,7 @@ class Stratum:
     @property
     def name(self) -> str:
         """The stratum's name; '' in a study without strata."""
-        return self.terms.stratum
+        return self.terms.study.stratum
 
     @property
     def results(self) -> Iterator[ArmResult]:

@@ -27,8 +27,6 @@ class Terms:
         study: `NO_STUDY` where there is none.
         name: The study's folder; '' where there is none.
         place: The study as one types it after a verb: its name, or its directory where that is not in runs/.
-        share: Of the words about differences, for one endpoint in one stratum.
-        strata: Number of strata, which share the words about failures.
         family: Comparisons in a stratum at the least, where the table shows fewer of them.
         exploratory: What was chosen when results had been seen, which an interval takes no account of.
         is_listed: The runs are rows of a table that was made elsewhere, with nothing but their results.
@@ -40,8 +38,6 @@ class Terms:
     name: str = ""
     place: str = ""
     endpoint: Endpoint = Endpoint("val_loss")
-    share: float = 1.0
-    strata: int = 1
     family: int = 0
     exploratory: tuple[str, ...] = ()
     is_listed: bool = False
@@ -49,9 +45,9 @@ class Terms:
     step: float = 0.0
 
     @property
-    def stratum(self) -> str:
-        """The stratum that the study is; '' in a study without strata."""
-        return self.study.stratum
+    def strata(self) -> int:
+        """How many strata share the words about failures."""
+        return max(len(self.study.all_strata), 1)
 
     @property
     def arm_names(self) -> list[str]:
@@ -60,7 +56,7 @@ class Terms:
 
     def comparisons(self, arms: int) -> int:
         """Cells that get a word about a difference: arms x endpoints x strata."""
-        return round(max(arms, self.family) / self.share)
+        return round(max(arms, self.family) / self.study.share)
 
     def level(self, arms: int, weight: float = 1.0) -> float:
         """The level of each of these cells.
@@ -77,9 +73,7 @@ class Terms:
 
     @property
     def secondary(self) -> list[Endpoint]:
-        """The study's other endpoints; a table that was made elsewhere has none."""
-        if self.is_listed:
-            return []
+        """The study's other endpoints."""
         return [endpoint for endpoint in self.study.endpoints if endpoint.name != self.endpoint.name]
 
 
@@ -99,14 +93,7 @@ def read_terms(folder: Path) -> Terms:
     study = read_study(directory)
     if study is None:
         return terms
-    return replace(
-        terms,
-        study=study,
-        endpoint=study.primary,
-        share=study.share,
-        strata=max(len(study.all_strata), 1),
-        exploratory=tuple(chosen_late(study)),
-    )
+    return replace(terms, study=study, endpoint=study.primary, exploratory=tuple(chosen_late(study)))
 
 
 def chosen_late(study: Study) -> Iterator[str]:

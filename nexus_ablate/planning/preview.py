@@ -224,7 +224,7 @@ def fairness(study: Study, configs: Configs, costs: dict[str, Cost]) -> list[Che
 
 def _seeds(study: Study, text: str) -> Check:
     """What the seeds can show: the intervals' width, the effect that is found, and whether failures can be told."""
-    terms = Terms(study, share=study.share, strata=max(len(study.all_strata), 1))
+    terms = Terms(study)
     arms, count, weight = len(study.arms), len(study.first_seeds), (study.look_weights or [1.0])[0]
     if len(study.seeds) < CLAIM_SEEDS:
         return Check("seeds", WARN, f"{text}; a verdict needs {CLAIM_SEEDS} seeds")

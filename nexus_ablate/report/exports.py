@@ -155,10 +155,10 @@ def _cautions(stratum: Stratum) -> list[str]:
     cautions = list(stratum.exploratory)
     if stratum.looks:
         cautions.append("the looks of the study chose its seeds")
-    sharing = round(stratum.comparisons * terms.share)
+    sharing = round(stratum.comparisons * terms.study.share)
     if sharing > sum(bool(row.runs) for row in stratum.rows[1:]):
         cautions.append(f"{sharing} comparisons share the 5%")
-    if round(terms.share * terms.strata, 6) < 1:
+    if round(terms.study.share * terms.strata, 6) < 1:
         cautions.append("other endpoints share the 5%")
     if any(row.effect is not None and row.effect.counts_text for row in stratum.rows):
         cautions.append("rows don't have the error over text")
