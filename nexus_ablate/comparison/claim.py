@@ -21,7 +21,7 @@ from nexus_ablate.comparison.verdict import (
 )
 from nexus_ablate.console import several
 from nexus_ablate.study.endpoint import Endpoint
-from nexus_ablate.study.schema import CONDITION, Expectation
+from nexus_ablate.study.schema import CONDITION, Expectation, Study
 
 SUPPORTED = "SUPPORTED"
 CONTRADICTED = "CONTRADICTED"
@@ -55,6 +55,7 @@ def judge_claim(strata: list[Stratum], is_incomplete: bool = False) -> Claim | N
     are_settings = all(stratum.terms.study.expects == study.expects for stratum in claiming)
     findings: list[Finding] = []
     requirements: list[Requirement] = []
+    testable: list[Stratum] = []
     settings: dict[str, set[str]] = {}
     is_preliminary = is_incomplete
     for stratum in claiming:
@@ -62,6 +63,7 @@ def judge_claim(strata: list[Stratum], is_incomplete: bool = False) -> Claim | N
         requirements += required
         words = settings.setdefault(stratum.name if are_settings else "", set())
         if all(requirement.met for requirement in required):
+            testable.append(stratum)
             for expectation in stratum.terms.study.expects:
                 findings.append(_finding(stratum, expectation))
                 words.add(findings[-1].outcome)
@@ -82,7 +84,7 @@ def judge_claim(strata: list[Stratum], is_incomplete: bool = False) -> Claim | N
         requirements,
         is_preliminary,
         outcomes,
-        _dependences_of(claiming),
+        _dependences_of(study, testable),
         exploratory=any(stratum.exploratory for stratum in claiming),
         amended=any(amends_claim(stratum.amendments) for stratum in claiming),
     )
@@ -97,16 +99,20 @@ def _where(stratum: str) -> str:
     return f"{stratum}: " if stratum else ""
 
 
-def _dependences_of(strata: list[Stratum]) -> list[Dependence]:
+def _dependences_of(study: Study, strata: list[Stratum]) -> list[Dependence]:
     """How each expected difference in the primary endpoint changes between the two strata of every `depends_on`.
 
     The interval is a cell's: changes share what may be claimed falsely with the differences. It is over seeds; where
     both strata are read on one text, what the text adds to a difference is largely in both. Where an arm or a stratum
     shows nothing there is no change to report, but that the arm fails to train is said.
+
+    Args:
+        study: What all strata share of it.
+        strata: Those whose baseline has what the claim is about.
     """
-    by_name = {stratum.name: stratum for stratum in strata if all(each.met for each in requirements_of(stratum))}
+    by_name = {stratum.name: stratum for stratum in strata}
     dependences = []
-    for on, (first, last) in strata[0].terms.study.depends_on.items():
+    for on, (first, last) in study.depends_on.items():
         if first not in by_name or last not in by_name:
             continue
         before, after = by_name[first], by_name[last]
