@@ -15,7 +15,6 @@ from itertools import combinations, product
 import numpy as np
 
 from nexus_ablate.comparison.arms import Arm
-from nexus_ablate.comparison.cell import Effect
 from nexus_ablate.comparison.failures import baseline_has_learned, failed_seeds
 from nexus_ablate.comparison.learning_rates import beyond_edge, failed_rates
 from nexus_ablate.comparison.load import Excluded, Trained
@@ -109,7 +108,7 @@ def by_arm(name: str, reasons: dict[str, str], good: str) -> Check:
     return Check(name, FAIL, "; ".join(f"{label}: {reason}" for label, reason in broken.items()), list(broken))
 
 
-def _noted(name: str, notes: list[str], good: str) -> Check:
+def noted(name: str, notes: list[str], good: str) -> Check:
     """WARN with the notes, where there are any."""
     return Check(name, WARN if notes else PASS, "; ".join(notes) or good)
 
@@ -316,7 +315,7 @@ def _units(table: _Table) -> Check | None:
         elif not 1 / OTHER_UNIT < ratio < OTHER_UNIT:
             suspected.append(text)
     notes = [f"another unit? {'; '.join(suspected)}"] if suspected else []
-    return _noted("units", notes, "no column of an arm is in another unit by its size")
+    return noted("units", notes, "no column of an arm is in another unit by its size")
 
 
 def _repeats(table: _Table) -> Check | None:
@@ -334,7 +333,7 @@ def _repeats(table: _Table) -> Check | None:
             if len(seeds) > 1:
                 repeated.append(f"{arm.label} ends at {value!r} at {_seed_list(seeds)}")
     notes = [f"runs of different seeds are equal to the last digit: {'; '.join(repeated)}"] if repeated else []
-    return _noted("repeats", notes, "no arm has two runs that are equal to the last digit")
+    return noted("repeats", notes, "no arm has two runs that are equal to the last digit")
 
 
 def _stable(table: _Table) -> Check:
@@ -434,10 +433,10 @@ def _code(table: _Table) -> Check:
     if any(run.env.get("git_dirty") for run in counted if run.record.state == "finished"):
         notes.append("uncommitted changes in the code")
     if any(run.code is None for run in runs):
-        return _noted("code", [f"{NOT_RECORDED}; all by {runs[0].source}", *notes], "")
+        return noted("code", [f"{NOT_RECORDED}; all by {runs[0].source}", *notes], "")
     commits = sorted({str(run.env["git_commit"])[:8] for run in runs if run.env.get("git_commit")})
     same = f"same code (commit {', '.join(commits[:3]) or 'not recorded'})"
-    return _noted("code", [same, *notes] if notes else [], f"{same} and environment")
+    return noted("code", [same, *notes] if notes else [], f"{same} and environment")
 
 
 def _facts(runs: Iterable[Trained]) -> dict[str, set[str]]:
@@ -494,7 +493,7 @@ def _plan(table: _Table) -> Check:
     strangers = [arm.label for arm in table.everyone if arm.name not in (BASELINE, *terms.arm_names)]
     if strangers:
         reported.append(f"not an arm of the study: {', '.join(strangers)}")
-    return _noted("plan", reported, f"arms, seeds and endpoint ({terms.endpoint.name}) were fixed before the runs")
+    return noted("plan", reported, f"arms, seeds and endpoint ({terms.endpoint.name}) were fixed before the runs")
 
 
 def _excluded(table: _Table) -> Check:
@@ -536,45 +535,8 @@ CONDITIONS: tuple[tuple[str, Callable[[_Table], Check | None], str], ...] = (
 )
 """Each condition, how it is checked, and its question where no table of results can prove it.
 
-TEXT is checked by `text` when the differences are known.
+TEXT is checked by `check_text` when the differences are known.
 """
-
-
-# ------------------------------------------------------------------------------------------------- text and its sample
-
-
-def text(baseline: Arm, cells: Iterable[tuple[str, Effect, str]]) -> Check:
-    """Whether intervals hold the error over evaluation text, and whether more text would help more than more seeds.
-
-    Args:
-        baseline: Its runs say how much text there is.
-        cells: Each arm with its effect, and why the interval of that does not hold the error over text; "" where it
-            does.
-    """
-    larger, ratios = [], []
-    arms_lacking: dict[str, list[str]] = {}
-    good = "no arm has an interval"
-    for label, effect, lacking in cells:
-        good = "intervals hold the error over seeds and over text; that over text is the smaller one"
-        if effect.text_se is not None and effect.text_se > effect.seed_se:
-            larger.append(f"{label} {effect.text_se:.2g} over text, {effect.seed_se:.2g} over seeds")
-            ratios.append((effect.text_se / effect.seed_se) ** 2 if effect.seed_se else math.inf)
-        if lacking:
-            arms_lacking.setdefault(lacking, []).append(label)
-    sentences = []
-    if larger:
-        windows = next(run.windows for run in baseline.runs.values() if run.windows)
-        wanted = windows.tokens * max(ratios)
-        if windows.everything:
-            remedy = f"a larger validation set than these {windows.reach} tokens"
-        elif wanted >= windows.reach:
-            remedy = f"all of the validation text (train.eval_tokens={windows.reach})"
-        else:
-            remedy = f"more validation text (train.eval_tokens={2 ** math.ceil(math.log2(wanted))})"
-        sentences.append(f"{remedy} would help more than more seeds; standard errors: {', '.join(larger)}")
-    for reason, labels in arms_lacking.items():
-        sentences.append(f"intervals hold the error over seeds alone ({', '.join(labels)}): {reason}")
-    return _noted(TEXT, sentences, good)
 
 
 def _seed_list(seeds: Iterable[int]) -> str:

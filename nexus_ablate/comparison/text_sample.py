@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.cell import FEWEST_BLOCKS
+from nexus_ablate.comparison.fairness import TEXT, Check, noted
+from nexus_ablate.comparison.results import ArmResult
 from nexus_ablate.comparison.statistics import Array
 from nexus_ablate.comparison.terms import Terms
 
@@ -73,6 +75,42 @@ def differences_over_text(
     if blocks < FEWEST_BLOCKS:
         few = f"{blocks} blocks of validation text; its part of the error is counted from {FEWEST_BLOCKS} blocks on"
     return TextDifferences(by_block, windows.shares, few)
+
+
+def check_text(baseline: Arm, results: list[ArmResult], texts: list[TextDifferences]) -> Check:
+    """Whether intervals hold the error over evaluation text, and whether more text would help more than more seeds.
+
+    Args:
+        baseline: Its runs say how much text there is.
+        results: Of each arm, and `texts` what is known of it by block.
+    """
+    larger, ratios = [], []
+    arms_lacking: dict[str, list[str]] = {}
+    good = "no arm has an interval"
+    for result, text in zip(results, texts, strict=True):
+        effect = result.effect
+        if effect is None:
+            continue
+        good = "intervals hold the error over seeds and over text; that over text is the smaller one"
+        if effect.text_se is not None and effect.text_se > effect.seed_se:
+            larger.append(f"{result.arm} {effect.text_se:.2g} over text, {effect.seed_se:.2g} over seeds")
+            ratios.append((effect.text_se / effect.seed_se) ** 2 if effect.seed_se else math.inf)
+        if text.lacking:
+            arms_lacking.setdefault(text.lacking, []).append(result.arm)
+    sentences = []
+    if larger:
+        windows = next(run.windows for run in baseline.runs.values() if run.windows)
+        wanted = windows.tokens * max(ratios)
+        if windows.everything:
+            remedy = f"a larger validation set than these {windows.reach} tokens"
+        elif wanted >= windows.reach:
+            remedy = f"all of the validation text (train.eval_tokens={windows.reach})"
+        else:
+            remedy = f"more validation text (train.eval_tokens={2 ** math.ceil(math.log2(wanted))})"
+        sentences.append(f"{remedy} would help more than more seeds; standard errors: {', '.join(larger)}")
+    for reason, labels in arms_lacking.items():
+        sentences.append(f"intervals hold the error over seeds alone ({', '.join(labels)}): {reason}")
+    return noted(TEXT, sentences, good)
 
 
 def _by_block(arm: Arm, seed: int) -> Array:

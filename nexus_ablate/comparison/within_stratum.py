@@ -15,13 +15,14 @@ from nexus_ablate.comparison.budget import regime_lines
 from nexus_ablate.comparison.curves import AXES, at_equal, log_token_ratio
 from nexus_ablate.comparison.differences import consequences, differing
 from nexus_ablate.comparison.failures import rising
-from nexus_ablate.comparison.fairness import MISMATCH_FAIL, Check, checks, text
+from nexus_ablate.comparison.fairness import MISMATCH_FAIL, Check, checks
 from nexus_ablate.comparison.judging import EXACT, judge, spread
 from nexus_ablate.comparison.learning_rates import at_own_rate, best_lr, beyond_edge, joined, lr_points, lr_sensitivity
 from nexus_ablate.comparison.load import Excluded, collect
 from nexus_ablate.comparison.results import ArmResult, Interaction, Secondary, Stratum
 from nexus_ablate.comparison.statistics import Array, Interval, interaction, mean_interval
 from nexus_ablate.comparison.terms import Terms, amendment_lines
+from nexus_ablate.comparison.text_sample import check_text
 from nexus_ablate.comparison.verdict import FAILS, NOT_COMPARABLE
 from nexus_ablate.console import several
 from nexus_ablate.errors import unknown
@@ -113,12 +114,8 @@ def compared(arms: list[Arm], terms: Terms, excluded: list[Excluded], conditions
     _describe(rows, arms, terms)
     regime, together = [], []
     if not terms.is_listed:
-        cells = []
-        for row, on_text in zip(rows, judgement.texts, strict=True):
-            if row.effect is not None:
-                cells.append((row.arm, row.effect, on_text.lacking))
-        conditions.append(text(base, cells))
-        regime = regime_lines(arms[0])
+        conditions.append(check_text(base, rows, judgement.texts))
+        regime = regime_lines(base)
     if terms.is_paired:
         together = _interactions(arms, rows)
     secondary = [_secondary(endpoint, arms, conditions, terms) for endpoint in terms.secondary]
