@@ -108,11 +108,6 @@ def by_arm(name: str, reasons: dict[str, str], good: str) -> Check:
     return Check(name, FAIL, "; ".join(f"{label}: {reason}" for label, reason in broken.items()), list(broken))
 
 
-def noted(name: str, notes: list[str], good: str) -> Check:
-    """WARN with the notes, where there are any."""
-    return Check(name, WARN if notes else PASS, "; ".join(notes) or good)
-
-
 def _widened(check: Check, table: _Table) -> Check:
     """The condition, which every arm breaks where the baseline does."""
     if table.baseline.label in check.arms:
@@ -314,8 +309,9 @@ def _units(table: _Table) -> Check | None:
             suspected.append(f"{text}, as bits are of nats")
         elif not 1 / OTHER_UNIT < ratio < OTHER_UNIT:
             suspected.append(text)
-    notes = [f"another unit? {'; '.join(suspected)}"] if suspected else []
-    return noted("units", notes, "no column of an arm is in another unit by its size")
+    if suspected:
+        return Check("units", WARN, f"another unit? {'; '.join(suspected)}")
+    return Check("units", PASS, "no column of an arm is in another unit by its size")
 
 
 def _repeats(table: _Table) -> Check | None:
@@ -332,8 +328,9 @@ def _repeats(table: _Table) -> Check | None:
         for value, seeds in seeds_by_value.items():
             if len(seeds) > 1:
                 repeated.append(f"{arm.label} ends at {value!r} at {_seed_list(seeds)}")
-    notes = [f"runs of different seeds are equal to the last digit: {'; '.join(repeated)}"] if repeated else []
-    return noted("repeats", notes, "no arm has two runs that are equal to the last digit")
+    if repeated:
+        return Check("repeats", WARN, f"runs of different seeds are equal to the last digit: {'; '.join(repeated)}")
+    return Check("repeats", PASS, "no arm has two runs that are equal to the last digit")
 
 
 def _stable(table: _Table) -> Check:
@@ -433,10 +430,12 @@ def _code(table: _Table) -> Check:
     if any(run.env.get("git_dirty") for run in counted if run.record.state == "finished"):
         notes.append("uncommitted changes in the code")
     if any(run.code is None for run in runs):
-        return noted("code", [f"{NOT_RECORDED}; all by {runs[0].source}", *notes], "")
+        return Check("code", WARN, "; ".join([f"{NOT_RECORDED}; all by {runs[0].source}", *notes]))
     commits = sorted({str(run.env["git_commit"])[:8] for run in runs if run.env.get("git_commit")})
     same = f"same code (commit {', '.join(commits[:3]) or 'not recorded'})"
-    return noted("code", [same, *notes] if notes else [], f"{same} and environment")
+    if notes:
+        return Check("code", WARN, "; ".join([same, *notes]))
+    return Check("code", PASS, f"{same} and environment")
 
 
 def _facts(runs: Iterable[Trained]) -> dict[str, set[str]]:
@@ -493,7 +492,9 @@ def _plan(table: _Table) -> Check:
     strangers = [arm.label for arm in table.everyone if arm.name not in (BASELINE, *terms.arm_names)]
     if strangers:
         reported.append(f"not an arm of the study: {', '.join(strangers)}")
-    return noted("plan", reported, f"arms, seeds and endpoint ({terms.endpoint.name}) were fixed before the runs")
+    if reported:
+        return Check("plan", WARN, "; ".join(reported))
+    return Check("plan", PASS, f"arms, seeds and endpoint ({terms.endpoint.name}) were fixed before the runs")
 
 
 def _excluded(table: _Table) -> Check:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.cell import FEWEST_BLOCKS
-from nexus_ablate.comparison.fairness import TEXT, Check, noted
+from nexus_ablate.comparison.fairness import PASS, TEXT, WARN, Check
 from nexus_ablate.comparison.results import ArmResult
 from nexus_ablate.comparison.statistics import Array
 from nexus_ablate.comparison.terms import Terms
@@ -110,7 +110,9 @@ def check_text(baseline: Arm, results: list[ArmResult], texts: list[TextDifferen
         sentences.append(f"{remedy} would help more than more seeds; standard errors: {', '.join(larger)}")
     for reason, labels in arms_lacking.items():
         sentences.append(f"intervals hold the error over seeds alone ({', '.join(labels)}): {reason}")
-    return noted(TEXT, sentences, good)
+    if sentences:
+        return Check(TEXT, WARN, "; ".join(sentences))
+    return Check(TEXT, PASS, good)
 
 
 def _by_block(arm: Arm, seed: int) -> Array:
