@@ -61,8 +61,8 @@ class Listed:
     tokens: float | None
     seconds: float | None
     unit: str
-    caution: str = ""
-    step: float | None = None
+    caution: str
+    step: float | None
 
     @property
     def unfair(self) -> bool:
@@ -218,8 +218,8 @@ def rows_of(
     """
     names = {name: columns.get(name, name) for name in (*REQUIRED, endpoint, *OPTIONAL)}
     if stray := [name for name in columns if name not in names]:
-        near = did_you_mean(stray[0], names) or "arm"
-        raise ConfigError("--columns names what judge does not read", stray[0], f"--columns {near}={columns[stray[0]]}")
+        name = did_you_mean(stray[0], names) or "arm"
+        raise ConfigError("--columns names what judge does not read", stray[0], f"--columns {name}={columns[stray[0]]}")
     present = source.columns
     numbered = names["seed"] == NO_SEED and NO_SEED not in present
     wanted = [name for name in (*required, endpoint, *columns) if not (numbered and name == "seed")]
@@ -352,14 +352,14 @@ def refuse_duplicates(
     Raises:
         ConfigError: Two rows share it.
     """
-    met: dict[object, str] = {}
+    places: dict[object, str] = {}
     for run in runs:
         key = identity(run)
-        if key in met:
+        if key in places:
             step = "" if run.step is None else f", step {run.step:g}"
-            got = f"{met[key]} and {run.where}: {run.arm}, seed {run.seed}{step}"
+            got = f"{places[key]} and {run.where}: {run.arm}, seed {run.seed}{step}"
             raise ConfigError(f"two rows are of {what}", got, fix)
-        met[key] = run.where
+        places[key] = run.where
 
 
 def _refuse_mixed_units(runs: list[Listed]) -> None:
@@ -367,5 +367,5 @@ def _refuse_mixed_units(runs: list[Listed]) -> None:
     for run in runs:
         units.setdefault(run.unit, run.where)
     if len(units) > 1:
-        met = [f"{unit or 'no unit'} ({where})" for unit, where in units.items()]
-        raise ConfigError("the endpoint is in mixed units", ", ".join(met[:3]), "the same unit in every row")
+        found = [f"{unit or 'no unit'} ({where})" for unit, where in units.items()]
+        raise ConfigError("the endpoint is in mixed units", ", ".join(found[:3]), "the same unit in every row")

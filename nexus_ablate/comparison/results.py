@@ -18,7 +18,7 @@ from nexus_ablate.comparison.fairness import LEARNED, Check
 from nexus_ablate.comparison.load import Excluded
 from nexus_ablate.comparison.statistics import FAILURES, LEVEL, Interval, mean_interval
 from nexus_ablate.comparison.terms import Terms
-from nexus_ablate.comparison.verdict import DIVERGED, NOT_COMPARABLE, UNSTABLE, Verdict
+from nexus_ablate.comparison.verdict import FAILS, NOT_COMPARABLE, Verdict
 from nexus_ablate.study.endpoint import Endpoint
 
 
@@ -176,7 +176,7 @@ class ArmResult:
     @property
     def difference(self) -> float | None:
         """The mean difference; None for an arm that cannot be compared, or whose failures to train decided."""
-        if self.is_baseline or self.word in (NOT_COMPARABLE, DIVERGED, UNSTABLE):
+        if self.is_baseline or self.word in (NOT_COMPARABLE, *FAILS):
             return None
         if self.effect is not None:
             return self.effect.delta
@@ -316,8 +316,8 @@ class Stratum:
     equal: list[tuple[str, str]]
     refused: list[tuple[str, str]]
     regime: list[str]
-    arms: list[Arm] = field(repr=False, default_factory=list)
-    terms: Terms = field(repr=False, default=Terms())
+    arms: list[Arm] = field(repr=False)
+    terms: Terms = field(repr=False)
 
     @property
     def name(self) -> str:
@@ -357,7 +357,7 @@ class Change:
     last: str
     change: Interval | None
     agree: bool | None
-    order: str = ""
+    order: str
 
 
 @dataclass(frozen=True)

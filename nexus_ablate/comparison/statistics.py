@@ -59,7 +59,7 @@ def interaction(both: Array, one: Array, other: Array, baseline: Array, family: 
 
     The interval is Bonferroni's for `family` interactions.
     """
-    return mean_interval(both - one - other + baseline, LEVEL / max(family, 1))
+    return mean_interval(both - one - other + baseline, LEVEL / family)
 
 
 def welch(arm: Array, baseline: Array, floor: float = 0.0) -> tuple[float, float]:
