@@ -52,18 +52,18 @@ def joined(
     owned: dict[tuple[str, str], Arm] = {}
     for arm in arms:
         place = min(arm.studies & names.keys(), default="")
-        study = studies.get(place, Terms()).study
         owner = owner_of(arm.config, place)
         if owner is None:
             result.append(arm)
             continue
+        tuning_seeds = studies[place].study.tuning_seeds
         whole = owned.setdefault((place, owner), Arm(owner, owner, {}, studies=arm.studies))
         if not whole.rates:
             result.append(whole)
-        whole.waiting += [run for run in arm.waiting if run.seed not in study.tuning_seeds]
+        whole.waiting += [run for run in arm.waiting if run.seed not in tuning_seeds]
         at_rate = whole.rates.setdefault(arm.lr, {})
         for seed, run in arm.runs.items():
-            if seed in study.tuning_seeds:
+            if seed in tuning_seeds:
                 whole.tuning.append(run)
             else:
                 at_rate[seed] = run
@@ -100,11 +100,13 @@ def at_own_rate(arm: Arm, seeds: Collection[int] | None = None) -> Arm:
     means = {step: loss for step in steps if (loss := mean(step)) is not None}
     weights = weights_at_best(means) if means else {0: 1.0}
     vertex = sum(step * weight for step, weight in weights.items())
-    own = {step: {seed: at(step)[seed] for seed in sorted(counted)} for step in weights}
+    runs_at = {}
+    for step in weights:
+        runs_at[step] = {seed: at(step)[seed] for seed in sorted(counted)}
     return replace(
         arm,
-        runs=own[max(weights, key=weights.__getitem__)],
-        around=[(weight, own[step]) for step, weight in weights.items()],
+        runs=runs_at[max(weights, key=weights.__getitem__)],
+        around=[(weight, runs_at[step]) for step, weight in weights.items()],
         best_rate=float(f"{best * 2 ** (vertex / 2):.2g}"),
     )
 
