@@ -216,8 +216,9 @@ def _baseline(arms: list[Arm], excluded: list[Excluded], studies: dict[str, Term
             fix = f"nexus-ablate status {shlex.quote(str(lost[0].path.parent))}"
             raise NoResult("no run of the study's baseline has a result that can be used", got, fix)
         if not candidates:  # the arm that makes no change which another does not make too, where there is one
-            parts = [changes(arm.name, arm.config) for arm in arms]
-            candidates = [arm for arm, own in zip(arms, parts, strict=True) if own == set.intersection(*parts)]
+            changed = [changes(arm.name, arm.config) for arm in arms]
+            shared = set.intersection(*changed)
+            candidates = [arm for arm, keys in zip(arms, changed, strict=True) if keys == shared]
     if not candidates or any(arm.studies.isdisjoint(candidates[0].studies) for arm in candidates):
         meant = candidates or arms
         first = meant[0]

@@ -56,11 +56,11 @@ def decide(result: ArmResult, terms: Terms) -> Verdict:
     prefix = "exploratory: " if is_weighed and terms.exploratory else ""
     sentence = _sentence(chosen, result, terms)
     if effect is not None and result.own_rates:
-        own, of_baseline = result.own_rates
-        if own == of_baseline:
-            sentence += f"; both are best at a learning rate of {own:g}"
+        rate, base_rate = result.own_rates
+        if rate == base_rate:
+            sentence += f"; both are best at a learning rate of {rate:g}"
         else:
-            sentence += f"; each at its own best learning rate ({own:g} against {of_baseline:g})"
+            sentence += f"; each at its own best learning rate ({rate:g} against {base_rate:g})"
     return Verdict(chosen, sentence, prefix, tuple(qualifiers))
 
 

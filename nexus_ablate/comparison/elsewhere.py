@@ -177,8 +177,8 @@ def _require_tuning(runs: list[Listed], endpoint: Endpoint, tuning_seeds: set[in
 
 def _baseline(names: list[str], requested: str | None, where: str) -> str:
     if requested is not None and requested not in names:
-        if near := did_you_mean(requested, names):
-            problem, fix = f"there is no arm of this name in {where}", f"--baseline {shlex.quote(near)}"
+        if name := did_you_mean(requested, names):
+            problem, fix = f"there is no arm of this name in {where}", f"--baseline {shlex.quote(name)}"
             raise ConfigError(problem, f"--baseline {requested}", fix)
         raise unknown(f"there is no arm of this name in {where}", requested, names, "--baseline {}")
     if requested is None and "baseline" not in names:

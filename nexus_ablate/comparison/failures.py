@@ -27,9 +27,9 @@ def failed_seeds(runs: dict[int, Trained], baseline: dict[int, Trained]) -> dict
     failed = {}
     for seed, run in runs.items():
         how = failure(run.record, run.curves)
-        twin = baseline.get(seed)
-        if not how and stalled(run) and twin is not None and not stalled(twin):
-            how = "" if failure(twin.record, twin.curves) else "stalled"
+        base_run = baseline.get(seed)
+        if not how and stalled(run) and base_run is not None and not stalled(base_run):
+            how = "" if failure(base_run.record, base_run.curves) else "stalled"
         if how:
             failed[seed] = how
     return failed

@@ -68,7 +68,7 @@ class _Table:
 
 
 def checks(
-    baseline: Arm, others: list[Arm], terms: Terms, excluded: list[Excluded], allow: Iterable[str] = ()
+    baseline: Arm, others: list[Arm], terms: Terms, excluded: list[Excluded], allow: Iterable[str]
 ) -> list[Check]:
     """The fairness header.
 
@@ -144,10 +144,10 @@ def _at_seeds(reasons: dict[int, str]) -> str:
 
 
 def _unlike_evaluation(run: Trained, base_run: Trained) -> str:
-    own, other = run.summary.get("eval_hash"), base_run.summary.get("eval_hash")
-    if not own or not other:
+    tokens, base_tokens = run.summary.get("eval_hash"), base_run.summary.get("eval_hash")
+    if not tokens or not base_tokens:
         return "validation tokens not recorded"
-    return "" if own == other else "other validation tokens"
+    return "" if tokens == base_tokens else "other validation tokens"
 
 
 def _init(table: _Table) -> Check:
@@ -197,26 +197,26 @@ def _budget(figure: str, table: _Table) -> Check | None:
     base_mean = baseline.mean(figure)
     if not base_mean:
         return Check(figure, WARN, "not recorded")
-    mismatches, places = {}, {}
+    mismatches, worst_seeds = {}, {}
     for arm in table.arms:
         mean = arm.mean(figure)
         if figure == "seconds" and mean is not None:
             mismatches[arm.label] = mean / base_mean - 1
             continue
         seeds = [*arm.runs]
-        own = arm.values(figure, seeds)
+        values = arm.values(figure, seeds)
         with np.errstate(divide="ignore", invalid="ignore"):
             if table.terms.is_paired:
-                shares = own / baseline.values(figure, seeds) - 1
+                shares = values / baseline.values(figure, seeds) - 1
             else:
-                shares = np.divide.outer(own, baseline.values(figure, [*baseline.runs])).ravel() - 1
+                shares = np.divide.outer(values, baseline.values(figure, [*baseline.runs])).ravel() - 1
         known = np.flatnonzero(np.isfinite(shares))
         if known.size:
             worst = known[np.abs(shares[known]).argmax()]
             mismatches[arm.label] = float(shares[worst])
             if table.terms.is_paired and np.ptp(shares[known]) >= 1e-9:
-                places[arm.label] = f" at seed {seeds[worst]}"
-    return mismatch(figure, mismatches, match, places)
+                worst_seeds[arm.label] = f" at seed {seeds[worst]}"
+    return mismatch(figure, mismatches, match, worst_seeds)
 
 
 def mismatch(figure: str, shares: dict[str, float], match: str, places: Mapping[str, str] | None = None) -> Check:
@@ -412,11 +412,11 @@ def _code(table: _Table) -> Check:
     base_made = made[table.baseline.label]
     unlike: dict[str, list[str]] = {}
     for arm in table.arms:
-        own = made[arm.label]
-        reasons = [unlike_code(run, other) for run, other in combinations((base_made | own).values(), 2)]
+        arm_made = made[arm.label]
+        reasons = [unlike_code(run, other) for run, other in combinations((base_made | arm_made).values(), 2)]
         for label, runs in made.items():
             if label != arm.label:
-                reasons += [unlike_plugins(run, other) for run, other in product(own.values(), runs.values())]
+                reasons += [unlike_plugins(run, other) for run, other in product(arm_made.values(), runs.values())]
         reason = ", ".join(dict.fromkeys(filter(None, reasons)))
         if reason:
             unlike.setdefault(reason, []).append(arm.label)
@@ -474,9 +474,9 @@ def _same_machine(table: _Table) -> Check | None:
     for arm in table.arms:
         values, unlike = _facts(arm.runs.values()), []
         for name in MACHINE_FACTS:
-            own, other = values.get(name), base_values.get(name)
-            if own and other and own != other:
-                unlike.append(f"{name} {' and '.join(sorted(own))}, not {' and '.join(sorted(other))}")
+            facts, base_facts = values.get(name), base_values.get(name)
+            if facts and base_facts and facts != base_facts:
+                unlike.append(f"{name} {' and '.join(sorted(facts))}, not {' and '.join(sorted(base_facts))}")
         if unlike:
             reasons[arm.label] = f"{', '.join(unlike)}, which counts for {', '.join(timed)}"
     return by_arm(MACHINE, reasons, "same machine")

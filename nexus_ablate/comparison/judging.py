@@ -141,11 +141,11 @@ def _table(arms: list[Arm], conditions: list[Check], seeds: list[int], terms: Te
     return table
 
 
-def _may_be_same(run: Trained, twin: Trained, terms: Terms) -> bool:
+def _may_be_same(run: Trained, base_run: Trained, terms: Terms) -> bool:
     """Whether all else that two runs recorded is equal; rows of a table made elsewhere have nothing but a result."""
     if terms.is_listed:
-        return run.record.state == twin.record.state == "finished"
-    return same_curves(run, twin)
+        return run.record.state == base_run.record.state == "finished"
+    return same_curves(run, base_run)
 
 
 def judge(arms: list[Arm], conditions: list[Check], terms: Terms) -> Judgement:

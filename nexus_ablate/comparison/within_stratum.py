@@ -213,8 +213,9 @@ def _share(value: float | None, baseline: float | None) -> float | None:
 
 def _notes(row: ArmResult, arm: Arm, base: Arm, terms: Terms) -> list[str]:
     """What an arm changes besides the requested overrides, how it was matched, and how much larger it is."""
-    base_notes, own = ((each.config.get("resolved") or {}).get("notes") or [] for each in (base, arm))
-    notes = [note for note in own if note not in base_notes]
+    base_notes = (base.config.get("resolved") or {}).get("notes") or []
+    arm_notes = (arm.config.get("resolved") or {}).get("notes") or []
+    notes = [note for note in arm_notes if note not in base_notes]
     for planned in terms.study.arms:
         if planned.name == arm.name and planned.match:
             how = f"by {' '.join(planned.match.solved)}" if planned.match.solved else "without a change"
@@ -229,10 +230,15 @@ def _compare_curves(row: ArmResult, arm: Arm, base: Arm, failed: set[int]) -> No
     """Fill in the figures of curves, over the seeds at which both runs trained to the end."""
     pairs = []
     for seed, run in arm.runs.items():
-        twin = base.runs.get(seed)
-        if twin is not None and seed not in failed and run.record.state == twin.record.state == "finished":
-            pairs.append((run.curves, twin.curves))
-    by_axis = [mean_interval(np.array([at_equal(axis, *pair) for pair in pairs])) for axis in AXES]
+        base_run = base.runs.get(seed)
+        if base_run is None or seed in failed:
+            continue
+        if run.record.state == base_run.record.state == "finished":
+            pairs.append((run.curves, base_run.curves))
+    by_axis = []
+    for axis in AXES:
+        differences = np.array([at_equal(axis, *pair) for pair in pairs])
+        by_axis.append(mean_interval(differences))
     row.at_tokens, row.at_flops, row.at_seconds = by_axis
     logs = mean_interval(np.array([log_token_ratio(*pair) for pair in pairs]))
     if logs is not None:  # back to ratios: the mean becomes a geometric one
