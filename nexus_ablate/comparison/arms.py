@@ -85,11 +85,16 @@ class Arm:
 
     def runs_at(self, seed: int) -> list[tuple[float, Trained]]:
         """The runs that the arm's value at a seed is read from, each with what it counts for."""
-        return [(weight, runs[seed]) for weight, runs in self.around or [(1.0, self.runs)]]
+        return [(weight, runs[seed]) for weight, runs in self._weighted]
 
     def _at_best(self, values: Callable[[dict[int, Trained]], Array]) -> Array:
         """Values of runs at one rate, weighted over the rates around the arm's best one."""
-        return np.sum([weight * values(runs) for weight, runs in self.around or [(1.0, self.runs)]], axis=0)
+        return np.sum([weight * values(runs) for weight, runs in self._weighted], axis=0)
+
+    @property
+    def _weighted(self) -> list[tuple[float, dict[int, Trained]]]:
+        """The runs at each rate that the arm's values are read from, with what the rate counts for."""
+        return self.around or [(1.0, self.runs)]
 
     def mean(self, name: str) -> float | None:
         """The mean of a figure over the runs that have it."""
