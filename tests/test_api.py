@@ -8,11 +8,17 @@ import sys
 import pytest
 
 import nexus_ablate
+from nexus_ablate.errors import UserError
 
 
 @pytest.mark.parametrize("name", nexus_ablate.__all__)
 def test_every_public_name_is_there(name):
     assert getattr(nexus_ablate, name)
+
+
+def test_a_comparison_of_no_folders_is_refused():
+    with pytest.raises(UserError, match="there is nothing to compare"):
+        nexus_ablate.compare([])
 
 
 PROGRAM = """

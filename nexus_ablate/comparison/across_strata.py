@@ -14,6 +14,7 @@ from nexus_ablate.comparison.ladder import read_ladder, with_worth
 from nexus_ablate.comparison.results import ArmResult, Change, Comparison, Stratum
 from nexus_ablate.comparison.terms import read_terms
 from nexus_ablate.comparison.within_stratum import compare_stratum
+from nexus_ablate.errors import ConfigError
 from nexus_ablate.runs.record import with_strata
 from nexus_ablate.study.schema import Study
 
@@ -39,6 +40,8 @@ def compare(
     """
     names = [dirs] if isinstance(dirs, str | Path) else dirs
     paths = [path for name in names for path in _strata(Path(name))]
+    if not paths:
+        raise ConfigError("there is nothing to compare", "no folders", 'compare("runs/norms")')
     studies = [read_terms(path).study for path in paths]
     missing: dict[str, str] = {}
     whole = _study_left_out(paths, studies[0])
