@@ -241,10 +241,11 @@ def rows_of(
         arm = _arm(*row["arm"])
         seed = number if numbered else _seed(*row["seed"])
         value = _value(*row[endpoint])
-        costs = [value if name == endpoint else _number(*row[name]) for name in ("rate", "tokens", "seconds")]
+        rate = _number(*row["rate"])
+        tokens, seconds = (value if name == endpoint else _number(*row[name]) for name in ("tokens", "seconds"))
         step = _step(*row["step"]) if "step" in required else None
         stratum, unit, caution = (_text(cells.get(names[name])) for name in ("stratum", "unit", "caution"))
-        runs.append(Listed(where, stratum, arm, seed, value, *costs, unit, caution, step))
+        runs.append(Listed(where, stratum, arm, seed, value, rate, tokens, seconds, unit, caution, step))
     return runs
 
 
