@@ -46,7 +46,7 @@ def run(words: list[str], flags: Flags) -> int:
     from nexus_ablate.track import workspaces
 
     project = flags.get("project") or str(option_files("tracker")["wandb"].keys["project"].default)
-    check_project(project, "--project {} --entity {}")
+    check_project(project, "--project ", "--entity ")
     studies = [study for name in flags.get("study", ()) for study in _studies(name)]
     if "dry_run" in flags:
         views = workspaces.workspaces(project, flags.get("entity", ""), studies)
