@@ -43,8 +43,9 @@ def with_words(page: str) -> str:
 
 def with_outcomes(page: str, published: dict[str, LedgerEntry]) -> str:
     """README.md with the outcomes of the published claims, and of the panel, between its marks."""
-    agreements = panel_page.agreements(outcomes(read_panel(), recorded().runs))
-    for mark, text in (("claims", ledger_page.decided(claims(), published)), ("panel", "\n".join(agreements))):
+    panel = read_panel()
+    agreements = panel_page.agreements(panel, outcomes(panel, recorded().runs))
+    for mark, text in (("claims", ledger_page.decided(claims(), published)), ("panel", "\n\n".join(agreements))):
         form = re.compile(rf"(<!-- {mark} -->\n).*?(<!-- end -->)", re.DOTALL)
         page = form.sub(lambda match, text=text: f"{match[1]}{text}\n{match[2]}", page)
     return page

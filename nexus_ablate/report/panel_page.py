@@ -240,7 +240,7 @@ def sentences(panel: Panel, runs: Sequence[PanelRun]) -> list[str]:
         lines.append(f"Trained: {'; '.join(shares)}. Rates that no arm would be read at are left out.")
     if not found:
         return lines
-    lines += [*agreements(found), *_not_scored(found)]
+    lines += [*agreements(panel, found), *_not_scored(found)]
     edges = [f"{outcome.name} at {outcome.size}" for outcome in found if outcome.at_edge]
     if edges:
         lines.append(f"The best rate lies at the edge of the grid, a wider grid might change it: {', '.join(edges)}.")
@@ -252,8 +252,9 @@ def sentences(panel: Panel, runs: Sequence[PanelRun]) -> list[str]:
     return lines
 
 
-def agreements(outcomes: Outcomes) -> list[str]:
+def agreements(panel: Panel, outcomes: Outcomes) -> list[str]:
     """By size, how many of the scored directional changes have the published sign."""
+    planned = sum(change.is_scored and not change.is_null for change in panel.changes.values())
     lines = []
     for size, of_size in _by_size(outcomes).items():
         scored = [outcome for outcome in _directional(of_size) if outcome.change.is_scored]
@@ -267,8 +268,10 @@ def agreements(outcomes: Outcomes) -> list[str]:
         of_shown = (
             f"{share(shown).right} of the {len(shown)} whose own interval excludes 0 ({seen} of them seen before)"
         )
+        missing = planned - len(scored)
+        where = f"{size} ({missing} of {planned} are not trained yet)" if missing else size
         lines.append(
-            f"{size}: {count} directional changes have the published sign, {rest}. Among them are {of_shown}; the "
+            f"{where}: {count} directional changes have the published sign, {rest}. Among them are {of_shown}; the "
             f"others show no more than a sign. There are {several(len(reversed_), 'reversal')}{names}. "
             f"{_against_newer(scored)}"
         )
