@@ -23,10 +23,10 @@ def weight_rms(model: nn.Module) -> dict[str, float]:
     norms = torch.stack(torch._foreach_norm([p.detach() for p in named.values()]))  # type: ignore[reportPrivateImportUsage]
     groups: dict[str, list[tuple[float, int]]] = {}
     for (name, parameter), norm in zip(named.items(), norms.tolist(), strict=True):
-        of = [f"role/{roles[name]}"]
+        member_of = [f"role/{roles[name]}"]
         if block := _block_of_matrix(name, parameter, roles[name]):
-            of += [block, "global"]
-        for group in of:
+            member_of += [block, "global"]
+        for group in member_of:
             groups.setdefault(group, []).append((norm, parameter.numel()))
     figures = {}
     for group, parts in groups.items():
