@@ -19,6 +19,8 @@ from nexus_ablate.comparison import calibration
 from nexus_ablate.comparison.calibration import Share, fewest_right
 from nexus_ablate.config.compose import compose, differences
 from nexus_ablate.errors import ConfigError
+from nexus_ablate.planning.design import expand
+from nexus_ablate.planning.jobs import Runs
 from nexus_ablate.report import panel_page
 from nexus_ablate.study import panel as panels
 from nexus_ablate.study.arm_overrides import key_of, merged
@@ -77,6 +79,22 @@ def test_each_study_trains_every_change_of_one_baseline_at_every_size_and_rate()
             assert (study.baseline, study.match, arm.overrides) == (change.baseline, change.match, change.arm)
         trained += [arm.name for arm in study.arms]
     assert sorted(trained) == sorted(PANEL.changes)
+
+
+def test_arms_of_one_configuration_in_two_studies_are_published_with_the_same_losses():
+    arms: dict[str, set[tuple[str, str]]] = {}
+    for name in PANEL.studies():
+        request = next(each for each in strata_of(read_request([name])) if each.study.stratum == "pico-0.006")
+        for job in Runs(*expand(request.study), request).claims:
+            arms.setdefault(job.path.name, set()).add((name, job.arm))
+    losses: dict[tuple[str, str], dict] = {}
+    for run in calibration.recorded().runs:
+        losses.setdefault((run.study, run.arm), {})[run.size, run.rate, run.seed] = run.loss
+    twins = [sorted(same) for same in arms.values() if len(same) > 1]
+    assert len(twins) == 3 * len(PANEL.seeds), "docs/panel.md names three"
+    for one, other in twins:
+        assert losses[one] == losses[other]
+    assert losses["panel_default", "baseline"] != losses["panel_final_softcap_30", "baseline"], "control"
 
 
 @pytest.mark.parametrize(

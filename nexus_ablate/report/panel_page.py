@@ -58,6 +58,9 @@ instead of 0.024, and `pico` leaves out rates that no arm would be read at.
 - At femto every arm is trained at every rate. At pico the rates go out from the best one so far until those on both
   sides of it are worse, and those beyond are left out. At femto that would have found the same rate for every arm: each
   loss falls to one minimum and rises after it.
+- Some arms are one configuration in two studies: the baseline with and without matched parameters, GELU and ReLU as an
+  arm and as a baseline. At femto each was trained in both and ends at the same losses to the last digit. At pico one
+  run stands in both.
 - Differences are in nats per token. A token is a byte here, and mostly a piece of a word in the sources, so signs can
   be compared, and sizes cannot. Nor can margins: 0.02 nats per byte are about 0.08 per piece of a word, more than any
   published effect below.
