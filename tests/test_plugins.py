@@ -16,7 +16,9 @@ from processes import answers
 
 from nexus_ablate.axes.norm import NORM
 from nexus_ablate.config.compose import compose, differences, plugins_used
+from nexus_ablate.config.options import CLASSES, option_files
 from nexus_ablate.config.plugins import VARIABLE, add_plugins, plugins
+from nexus_ablate.config.rules import check_settings
 from nexus_ablate.data import fingerprint_of
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.model import build_model
@@ -174,6 +176,13 @@ def test_the_files_of_a_plugin_may_import_each_other(plugin):
         ({"norm/my_norm.yaml": YAML.replace("# float (0, inf)", "")}, "no constraint"),
         ({"norm/my_norm.yaml": YAML.replace("name: my_norm", "name: mine")}, "must say name: my_norm"),
         ({"norm/my_norm.yaml": YAML.replace("{norm_bias: off}", "{norm_bais: off}")}, "try: norm_bias"),
+        (
+            {"norm/my_norm.yaml": YAML.replace("{norm_bias=on:", "{norm_bais=on:")},
+            "names a key.*\n.*\n.*try: norm_bias",
+        ),
+        ({"norm/my_norm.yaml": f"{YAML}warns: {{bias=on norm.gain_inti@ffn=0: why}}\n"}, "try: norm.gain_init"),
+        ({"norm/my_norm.yaml": f"{YAML}only: {{optm=adamw: why}}\n"}, "try: optim"),
+        ({"norm/my_norm.yaml": f"{YAML}warns: {{init=xaviar: why}}\n"}, "names an option.*\n.*\n.*try: init=xavier"),
         ({"nrom/my_norm.yaml": YAML}, "try: norm"),
         ({"norm/rms.yaml": YAML, "rms.py": CLASS}, "norm=rms already exists"),
         ({"my_norm.py": ""}, "has no class"),
@@ -183,6 +192,12 @@ def test_the_files_of_a_plugin_may_import_each_other(plugin):
 def test_a_broken_option_file_is_refused_when_it_is_composed(plugin, files, says):
     with pytest.raises(ConfigError, match=says):
         compose(["norm=my_norm"], plugins=[plugin(files)])
+
+
+@pytest.mark.parametrize("group", CLASSES)
+def test_the_rules_of_shipped_options_name_keys_and_options_that_exist(group):
+    for option in option_files(group).values():
+        check_settings(option)
 
 
 @pytest.mark.parametrize(

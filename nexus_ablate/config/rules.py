@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nexus_ablate.config.grammar import compare_numbers, factors_by_role, is_comparison, names_in, show
+from nexus_ablate.config.groups import GROUPS, keys_under, option_names
 from nexus_ablate.config.options import (
     SHIPPED,
     OptionFile,
@@ -160,6 +161,8 @@ def apply_rules(config: RunConfig, resolved: Resolved, chosen: dict[str, OptionF
         file = option_files("evaluation")[evaluation.name]
         options.append((f"evals=[{evaluation.name}]", evaluation.keys, file))
     for name, keys, option in options:
+        if option.plugin:
+            check_settings(option)
         numbers = {**sizes, **keys}
         for rule, text in option.refuses.items():
             if holds(rule, settings, numbers):
@@ -180,6 +183,25 @@ def apply_rules(config: RunConfig, resolved: Resolved, chosen: dict[str, OptionF
         broken = sorted(rule for rule in option.warns if holds(rule, settings, numbers))
         warnings += [f"{name}{'' if r == name else f' with {_spelled(r)}'}: {option.warns[r]}" for r in broken]
     return warnings
+
+
+def check_settings(option: OptionFile) -> None:
+    """Check that the rules of an option name keys and options that exist: others would never hold.
+
+    Raises:
+        ConfigError: One does not.
+    """
+    options = {group: sorted(option_names(group)) for group in GROUPS}
+    keys = keys_under(options)
+    rules = [rule for rule in (*option.refuses, *option.only, *option.warns) if not is_comparison(rule)]
+    for setting in " ".join(rules).split():
+        name, _, value = setting.partition("=")
+        key = name.partition("@")[0]
+        if key not in keys:
+            raise unknown(f"a rule of {option.override} names a key that does not exist", key, keys)
+        if key in options and value not in options[key]:
+            problem = f"a rule of {option.override} names an option that does not exist"
+            raise unknown(problem, value, options[key], f"{key}={{}}")
 
 
 def settings_of(config: RunConfig, resolved: Resolved, placement: OptionFile) -> set[str]:
