@@ -17,6 +17,7 @@ from nexus_ablate.cli.verb import all_verbs, verb_names
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.overrides import check_overrides
 from nexus_ablate.masking import mask
+from nexus_ablate.study.definition import shipped_studies
 
 
 def answer(capsys, *words):
@@ -270,7 +271,7 @@ def test_a_command_line_that_cannot_be_run_is_three_lines_and_makes_nothing(comm
         ("study norms hydra.launcher.n_jobs=2", "try: --launcher joblib hydra.launcher.n_jobs=2"),
         ("study norms --workers-per-gpu 2 --workers 2", "try: leave --workers out"),
         ("study norms --workers-per-gpu 2 train.device=cpu", "there is no GPU to share"),
-        ("plan norm=rms", "try: nexus-ablate study norms norm=rms"),
+        ("plan norm=rms", "try: norms norm=rms"),
     ],
 )
 def test_a_command_that_cannot_be_meant_is_answered_by_what_can(command, said, capsys, tmp_path, monkeypatch):
@@ -331,7 +332,7 @@ MEANT = [
     ("qk_norm=true", "qk_norm=rms"),
     ("--steps 100", "nexus-ablate train.steps=100"),
     ("study=norms", "nexus-ablate study norms"),
-    ("plan nrms", "nexus-ablate study norms"),
+    ("plan nrms", "norms"),
     ("plan elsewhere", "nexus-ablate list studies"),
     ("shwo", "nexus-ablate show"),
     ("report", "nexus-ablate compare"),
@@ -392,6 +393,8 @@ def test_a_suggestion_is_accepted_when_it_is_typed(suggested, tmp_path, monkeypa
         words[0] = {"study": "plan"}.get(words[0], words[0])
         needs_runs = words in (["show"], ["compare"], ["status"], ["plan", "--help"])
         assert main([*words, "--help"] if needs_runs else words) == 0
+    elif words[0] in shipped_studies():
+        assert main(["plan", *words]) == 0
     else:
         base = ["data=files"] if suggested.startswith("data.files") else []
         assert main([*base, *words, "--cfg", "job"]) == 0
@@ -548,7 +551,7 @@ def test_a_study_file_that_is_missing_is_looked_for_beside_its_name(capsys, tmp_
     (tmp_path / "mine.yaml").write_text("question: which?\narms: [norm=layer]\n")
     problem, got, fix = answer(capsys, "plan", "mien.yaml")
     assert str(tmp_path) in problem and "mien.yaml" in got
-    assert fix == "nexus-ablate study mine.yaml"
+    assert fix == "mine.yaml"
     assert "nexus-ablate list studies" in answer(capsys, "plan", "elsewhere/mine.yaml")
 
 

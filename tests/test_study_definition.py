@@ -111,7 +111,7 @@ def test_the_key_of_an_option_may_stand_before_it_in_a_multirun(tiny_run, tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("nroms", "try: nexus-ablate study norms"),
+        ("nroms", "try: norms"),
         ("mine vary.norm=layer seed=1", "seeds=0,1,2"),
         ("mine vary.norm=layer desing=grid", "try: design=grid"),
         ("mine vary.norm=layer desing=grid norn=rms", "try: design=grid norm=rms"),
@@ -138,7 +138,7 @@ def test_the_key_of_an_option_may_stand_before_it_in_a_multirun(tiny_run, tmp_pa
         ("mine vary.norm=layer vary.nrom=rms", "try: vary.norm=rms"),
         ("mine vary.norm=layer vary.norm=none", "vary.norm is given twice"),
         ("mine norm=layer,none", "try: nexus-ablate study mine vary.norm=layer,none"),
-        ("experiment=mine vary.norm=layer", "try: nexus-ablate study mine"),
+        ("experiment=mine vary.norm=layer", "try: mine"),
         ("a:b vary.norm=layer", "try: a_b"),
         ("mine vary.norm=rms", "no arm other than its baseline"),
         ("mine vary.norm=layer train.stpes=3", "try: train.steps"),

@@ -100,8 +100,7 @@ def read_request(words: list[str]) -> Request:
         named = ["norms", source] if source else ["norms"]
         if name in ("experiment", "name"):
             named = [value]
-        command = shlex.join(["nexus-ablate", "study", *named])
-        raise ConfigError("the name of the study comes first", source, command)
+        raise ConfigError("the name of the study comes first", source, shlex.join(named))
     if (Path(source) / "study.yaml").is_file():
         source, rest = _by_name(source, rest)
     typed = _read_words(rest)
@@ -357,8 +356,7 @@ def unknown_study(name: str, runs_dir: Path) -> ConfigError:
     if strata := [study for study in known if study.startswith(f"{name}@")]:
         return each_stratum(name, strata)
     near = did_you_mean(name, known)
-    fix = f"nexus-ablate study {near}" if near else "nexus-ablate list studies"
-    return ConfigError("there is no study of this name", name, fix)
+    return ConfigError("there is no study of this name", name, near or "nexus-ablate list studies")
 
 
 def each_stratum(name: str, strata: Iterable[str]) -> ConfigError:
@@ -429,7 +427,7 @@ def read_file(path: Path) -> dict[str, Any]:
     except OSError as error:
         here = sorted(other.name for other in path.parent.glob("*.y*ml"))
         near = did_you_mean(path.name, here) or next(iter(here), "")
-        fix = f"nexus-ablate study {shlex.quote(str(path.with_name(near)))}" if near else "nexus-ablate list studies"
+        fix = shlex.quote(str(path.with_name(near))) if near else "nexus-ablate list studies"
         problem = f"{path.name} in {path.parent.absolute()} cannot be read"
         raise ConfigError(problem, f"{path}: {error}", fix) from error
     except UNREADABLE as error:
