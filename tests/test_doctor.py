@@ -81,6 +81,14 @@ def test_a_directory_inside_one_that_may_not_be_read_is_missing(tmp_path, monkey
     assert (check.ready, check.need) == (False, True) and "Permission denied" in check.detail
 
 
+def test_a_folder_of_hugging_face_that_may_not_be_read_has_no_token(monkeypatch):
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setenv("HF_HOME", "a" * 300)  # no system reads this name
+    with pytest.raises(OSError, match="too long"):
+        Path("a" * 300, "token").is_file()
+    assert doctor.hugging_face().detail.startswith("no token")
+
+
 def test_little_space_is_missing_space(tmp_path, monkeypatch):
     usage = os.statvfs(tmp_path)
     free = usage.f_bavail * usage.f_frsize
