@@ -81,6 +81,15 @@ def nearer(path: Path) -> str:
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table in Markdown."""
+    lines = []
+    for row in (heads, *rows):
+        cells = [cell.replace("|", "\\|") for cell in row]
+        lines.append(f"| {' | '.join(cells)} |")
+    return [lines[0], "|" + "---|" * len(heads), *lines[1:]]
+
+
 def print_table(console: Console, table: Table, full: bool) -> None:
     """Print a table; with `full` in lines as long as it needs, which the terminal then wraps."""
     width = console.width

@@ -20,6 +20,7 @@ from nexus_ablate.comparison.statistics import mean_interval
 from nexus_ablate.comparison.verdict import MEANINGS
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.run_config import CLOSED_GROUPS
+from nexus_ablate.console import markdown_table
 from nexus_ablate.measure.measures import table
 from nexus_ablate.planning.ledger import claims, designs, entries
 from nexus_ablate.report import ledger_page, panel_page
@@ -36,9 +37,9 @@ def with_measures(page: str) -> str:
 
 def with_words(page: str) -> str:
     """docs/reading_a_verdict.md with the words of a verdict and their meanings between its marks."""
-    rows = [f"| {word} | {meaning} |" for word, meaning in MEANINGS.items()]
+    words = "\n".join(markdown_table(("word", "meaning"), MEANINGS.items()))
     form = re.compile(r"(<!-- words -->\n).*?(<!-- end -->)", re.DOTALL)
-    return form.sub(lambda match: "\n".join([match[1] + "| word | meaning |", "|---|---|", *rows, match[2]]), page)
+    return form.sub(lambda match: f"{match[1]}{words}\n{match[2]}", page)
 
 
 def with_outcomes(page: str, published: dict[str, LedgerEntry]) -> str:
@@ -83,26 +84,25 @@ def _rates(arms: dict[str, dict[int, tuple[int, float]]]) -> list[str]:
         init, _, rate = arm.rpartition(" optim.lr=")
         cells.setdefault(init, {})[rate] = " / ".join(f"{loss:.3f}" for _, loss in runs.values())
     rates = sorted({rate for row in cells.values() for rate in row}, key=float)
-    lines = [f"| initialization | {' | '.join(rates)} |", "|---|" + "---|" * len(rates)]
-    return lines + [f"| `{init}` | {' | '.join(row.get(rate, '–') for rate in rates)} |" for init, row in cells.items()]
+    rows = [(f"`{init}`", *(row.get(rate, "–") for rate in rates)) for init, row in cells.items()]
+    return markdown_table(("initialization", *rates), rows)
 
 
 def _differences(arms: dict[str, dict[int, tuple[int, float]]]) -> list[str]:
     """Paired differences to the baseline by seed, each with its own 95% interval."""
-    lines = ["| arm | loss | difference, 95% interval | lower at |", "|---|---|---|---|"]
-    baseline = arms["baseline"]
+    baseline, rows = arms["baseline"], []
     for arm, runs in arms.items():
         loss = _loss(runs)
         if arm == "baseline":
-            lines.append(f"| default | {loss} | – | – |")
+            rows.append(("default", loss, "–", "–"))
             continue
         pairs = np.array([runs[seed][1] - baseline[seed][1] for seed in runs if seed in baseline])
         difference = f"{pairs.mean():+.4f}"
         if len(pairs) > 1:
             found = mean_interval(pairs)
             difference += f" ({found.low:+.4f} to {found.high:+.4f})"
-        lines.append(f"| `{arm}` | {loss} | {difference} | {(pairs < 0).sum()} of {len(pairs)} |")
-    return lines
+        rows.append((f"`{arm}`", loss, difference, f"{(pairs < 0).sum()} of {len(pairs)}"))
+    return markdown_table(("arm", "loss", "difference, 95% interval", "lower at"), rows)
 
 
 def _loss(runs: dict[int, tuple[int, float]]) -> str:
@@ -121,14 +121,13 @@ def _isoflop(arms: dict[str, dict[int, tuple[int, float]]], width_of_baseline: i
         rate = keys.get("optim.lr", f"{0.384 / width:.2g}")
         mean = float(np.mean([loss for _, loss in runs.values()]))
         widths.setdefault(width, []).append((mean, rate, runs))
-    lines = ["| d_model | parameters | tokens per parameter | best of three rates | loss |", "|---|---|---|---|---|"]
-    ratios, losses = [], []
+    rows, ratios, losses = [], [], []
     for width, rates in sorted(widths.items()):
         _, rate, runs = min(rates, key=lambda found: found[0])
         parameters, tokens = 48 * width**2, next(iter(runs.values()))[0]
         ratios.append(tokens / parameters)
         losses.append([loss for _, loss in runs.values()])
-        lines.append(f"| {width} | {parameters:,} | {tokens / parameters:.1f} | {rate} | {_loss(runs)} |")
+        rows.append((str(width), f"{parameters:,}", f"{tokens / parameters:.1f}", rate, _loss(runs)))
     vertices, excesses = [], []
     for by_width in np.array(losses).T:
         curve = np.polynomial.Polynomial.fit(np.log(ratios), by_width, 2).convert()
@@ -137,24 +136,25 @@ def _isoflop(arms: dict[str, dict[int, tuple[int, float]]], width_of_baseline: i
     best = mean_interval(np.array(vertices))
     low, mean, high = (math.exp(value) for value in (best.low, best.mean, best.high))
     lowest = f"A parabola through them is lowest at {mean:.0f} tokens per parameter ({low:.0f} to {high:.0f})"
-    return [*lines, "", f"{lowest}; at 20 it lies {np.mean(excesses):.4f} nats higher."]
+    heads = ("d_model", "parameters", "tokens per parameter", "best of three rates", "loss")
+    return [*markdown_table(heads, rows), "", f"{lowest}; at 20 it lies {np.mean(excesses):.4f} nats higher."]
 
 
 def options_page(groups: dict[str, Any]) -> str:
     """docs/options.md: every option of `catalogue` with its equations, its keys and its source."""
     about = "Every option with its equation, keys and source. `*` is the baseline. Made by `scripts/docs.py`."
-    lines = ["# Options", "", about, "", "| group | options |", "|---|---|"]
+    rows = []
     for group, options in groups.items():
         names = [f"`{name}`" for name in options]
         if group != "switches":
             first = sorted(options, key=lambda name: not options[name]["default"])
             names = [f"`{name}`" + "*" * options[name]["default"] for name in first]
-        lines.append(f"| `{'study' if group == 'studies' else group}` | {' '.join(names)} |")
+        rows.append((f"`{'study' if group == 'studies' else group}`", " ".join(names)))
+    lines = ["# Options", "", about, "", *markdown_table(("group", "options"), rows)]
     for group, options in groups.items():
         lines += ["", f"## {group}"]
         if group == "switches":
-            rows = {f"{name}={show(key['default'])}": key for name, key in options.items()}
-            lines += key_table(rows)
+            lines += key_table({f"{name}={show(key['default'])}": key for name, key in options.items()})
             continue
         for name, option in options.items():
             lines += ["", f"**`{typed_option(group, name)}`**{' *' if option['default'] else ''} {option['summary']}"]
@@ -176,11 +176,8 @@ def option_keys(group: str, name: str, option: dict[str, Any]) -> dict[str, Any]
 
 
 def key_table(keys: dict[str, Any]) -> list[str]:
-    rows = ["", "| key | takes | meaning |", "|---|---|---|"] if keys else []
-    for typed, key in keys.items():
-        takes, meaning = (key[name].replace("|", "\\|") for name in ("takes", "meaning"))
-        rows.append(f"| `{typed}` | {takes} | {meaning} |")
-    return rows
+    rows = [(f"`{typed}`", key["takes"], key["meaning"]) for typed, key in keys.items()]
+    return ["", *markdown_table(("key", "takes", "meaning"), rows)] if rows else []
 
 
 def first_edition() -> list[dict[str, str]]:

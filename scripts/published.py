@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from nexus_ablate.console import markdown_table
 from nexus_ablate.errors import UserError
 from nexus_ablate.pretrained import shrink
 from nexus_ablate.pretrained.expression import express
@@ -218,9 +219,8 @@ def outcomes(kinds: list[str]) -> dict[str, Result]:
 
 def types_table(results: dict[str, Result]) -> Iterator[str]:
     """Lines about every type, and at the end their counts."""
-    yield from ["## Types", "", "| model_type | outcome | reason |", "|---|---|---|"]
-    for kind, result in results.items():
-        yield f"| {kind} | {result.word} | {plain(result.reason)} |"
+    rows = [(kind, result.word, plain(result.reason)) for kind, result in results.items()]
+    yield from ["## Types", "", *markdown_table(("model_type", "outcome", "reason"), rows)]
     counts = Counter(result.word for result in results.values())
     yield from ["", f"{len(results)} types: {', '.join(f'{counts[word]} {word}' for word in ORDER)}.", ""]
 
@@ -228,16 +228,14 @@ def types_table(results: dict[str, Result]) -> Iterator[str]:
 def keys_table(families: list[str]) -> Iterator[str]:
     """Lines about the keys of families that are exact, and at the end their counts and everything wrong."""
     total: Counter[str] = Counter()
-    wrong = []
-    yield from ["## Keys", "", "| model_type | exact | refused | wrong | refused keys | inert keys, measured |"]
-    yield "|---|---|---|---|---|---|"
+    rows, wrong = [], []
     for kind in families:
         found = keys_of(kind)
         total += found.words
         wrong += [f"- {kind}: {text}" for text in found.wrong]
         refused = ", ".join(dict.fromkeys(text.partition(" ")[0] for text in found.refused))
-        words = " | ".join(str(found.words[word]) for word in ORDER)
-        yield f"| {kind} | {words} | {refused} | {', '.join(found.inert)} |"
+        rows.append((kind, *(str(found.words[word]) for word in ORDER), refused, ", ".join(found.inert)))
+    yield from ["## Keys", "", *markdown_table(("model_type", *ORDER, "refused keys", "inert keys, measured"), rows)]
     counts = ", ".join(f"{total[word]} {word}" for word in ORDER)
     yield from ["", f"One key changed or removed: {counts}.", *wrong]
 

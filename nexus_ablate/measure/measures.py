@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 
+from nexus_ablate.console import markdown_table
 from nexus_ablate.errors import unknown
 
 PLACEHOLDERS = {
@@ -295,15 +296,14 @@ MEASURES: tuple[Measure, ...] = tuple(chain.from_iterable(SECTIONS.values()))
 
 def table(section: str) -> str:
     """A section as a Markdown table."""
-    cells = [("name", "unit", "definition", "where", "source")]
+    rows = []
     for measure in SECTIONS[section]:
         name = " ".join(f"`{name}`" for name in measure.names)
         arrow = {"lower": " (lower is better)", "higher": " (higher is better)"}.get(measure.better, "")
         definition = measure.definition + arrow + (f"; whole model: {measure.whole}" if measure.whole else "")
         definition += f"; only with {measure.only}" if measure.only else ""
-        cells.append((name, measure.unit, definition, ", ".join(measure.where), measure.source))
-    rows = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells]
-    return "\n".join([rows[0], "|" + "---|" * len(cells[0]), *rows[1:]]).replace("|  |", "| |").replace("|  |", "| |")
+        rows.append((name, measure.unit, definition, ", ".join(measure.where), measure.source))
+    return "\n".join(markdown_table(("name", "unit", "definition", "where", "source"), rows))
 
 
 def measure_of(name: str) -> Measure | None:

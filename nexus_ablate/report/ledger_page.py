@@ -24,7 +24,7 @@ from nexus_ablate.comparison.results import Finding, in_settings
 from nexus_ablate.comparison.statistics import LEVEL
 from nexus_ablate.comparison.terms import amends_claim
 from nexus_ablate.comparison.verdict import EARLY, NOT_COMPARABLE
-from nexus_ablate.console import several
+from nexus_ablate.console import markdown_table, several
 from nexus_ablate.report.sentences import arm_of
 from nexus_ablate.study.endpoint import Endpoint
 
@@ -85,18 +85,16 @@ def page(
         designs: What the files of the studies say of their designs.
         former: Claims of the first edition: study, claim, outcome, and what was wrong.
     """
-    lines = [HEAD, "| as it is tested | outcome | held | fidelity | study |", "|---|---|---|---|---|"]
-    sections = []
+    rows, sections = [], []
     for name, study in claims.items():
         fidelity = " ".join(study.fidelity)
         entry = entries.get(name)
         if entry is None:
-            lines.append(f"| {study.claim} | {NOT_TRAINED} ({study.cost}) | – | {fidelity} | `{name}` |")
+            rows.append((study.claim, f"{NOT_TRAINED} ({study.cost})", "–", fidelity, f"`{name}`"))
         else:
-            lines.append(
-                f"| {entry.claim} | **{outcome_of(entry)}** | {_held(entry)} | {fidelity} | [`{name}`](#{name}) |"
-            )
+            rows.append((entry.claim, f"**{outcome_of(entry)}**", _held(entry), fidelity, f"[`{name}`](#{name})"))
             sections += ["", *_section(study, entry, designs.get(name, ""))]
+    lines = [HEAD, *markdown_table(("as it is tested", "outcome", "held", "fidelity", "study"), rows)]
     lines += ["", *_over_the_ledger(entries), *sections]
     if former:
         lines += ["", *_first_edition(former, entries)]
@@ -105,7 +103,13 @@ def page(
 
 def _first_edition(former: Sequence[Mapping[str, str]], entries: Mapping[str, LedgerEntry]) -> list[str]:
     """What became of each claim of the first edition."""
-    lines = [
+    rows = []
+    for row in former:
+        entry = entries.get(row["study"])
+        now = outcome_of(entry).lower() if entry else "–"
+        rows.append((f"`{row['study']}`", row["claim"], row["outcome"].lower(), now, row["cause"]))
+    heads = ("study", "as it was tested", "outcome then", "outcome now", "what was wrong, or what became of it")
+    return [
         "## The first edition",
         "",
         "Its runs had about 2 tokens per parameter, initial values of standard deviation 0.02, which is small for "
@@ -113,14 +117,8 @@ def _first_edition(former: Sequence[Mapping[str, str]], entries: Mapping[str, Le
         "outcomes say how training begins. They are kept here with what was wrong or what became of them; the numbers "
         "are in the history of this repository.",
         "",
-        "| study | as it was tested | outcome then | outcome now | what was wrong, or what became of it |",
-        "|---|---|---|---|---|",
+        *markdown_table(heads, rows),
     ]
-    for row in former:
-        entry = entries.get(row["study"])
-        now = outcome_of(entry).lower() if entry else "–"
-        lines.append(f"| `{row['study']}` | {row['claim']} | {row['outcome'].lower()} | {now} | {row['cause']} |")
-    return lines
 
 
 def _over_the_ledger(entries: Mapping[str, LedgerEntry]) -> list[str]:
@@ -181,21 +179,20 @@ def decided(claims: Mapping[str, Study], entries: Mapping[str, LedgerEntry]) -> 
     if len(claims) > len(entries):
         counts.append(f"{len(claims) - len(entries)} {NOT_TRAINED}")
     stated = {study.stated for study in claims.values()}
-    lines = [
-        f"{len(claims)} studies of {len(stated)} claims of the field, in small models: {', '.join(counts)}. "
-        "What the words mean: [claims](docs/studies.md#claims). Five of them:",
-        "",
-        "| what is said | how it was tested in small models | outcome |",
-        "|---|---|---|",
-    ]
-    survives = survives_correction(entries)
+    survives, rows = survives_correction(entries), []
     for name in HEADLINES:
         if name in entries:
             entry = entries[name]
             outcome = f"[{outcome_of(entry)}](docs/claims.md#{name}){_in_numbers(claims[name], entry)}"
             if not survives.get(name, True):
                 outcome += "; not after a correction over all claims"
-            lines.append(f"| {entry.stated} | {entry.claim} | {outcome} |")
+            rows.append((entry.stated, entry.claim, outcome))
+    lines = [
+        f"{len(claims)} studies of {len(stated)} claims of the field, in small models: {', '.join(counts)}. "
+        "What the words mean: [claims](docs/studies.md#claims). Five of them:",
+        "",
+        *markdown_table(("what is said", "how it was tested in small models", "outcome"), rows),
+    ]
     return "\n".join(lines)
 
 
@@ -290,16 +287,14 @@ def _also_measured(entry: LedgerEntry) -> list[str]:
             if row.delta is None or row.low is None or row.high is None or (name, row.arm, row.endpoint) in expected:
                 continue
             delta, low, high = map(Endpoint(row.endpoint).signed, (row.delta, row.low, row.high))
-            rows.append(f"| {name or '–'} | {row.arm} | `{row.endpoint}` | {delta} | {low} to {high} | {row.verdict} |")
+            rows.append((name or "–", row.arm, f"`{row.endpoint}`", delta, f"{low} to {high}", str(row.verdict)))
     if not rows:
         return []
     return [
         "",
         f"<details><summary>Also measured: {several(len(rows), 'difference')} of which nothing was expected</summary>",
         "",
-        "| setting | arm | measure | difference | interval | verdict |",
-        "|---|---|---|---|---|---|",
-        *rows,
+        *markdown_table(("setting", "arm", "measure", "difference", "interval", "verdict"), rows),
         "",
         "</details>",
     ]

@@ -21,7 +21,7 @@ from nexus_ablate.comparison.calibration import (
     trained,
 )
 from nexus_ablate.comparison.statistics import LEVEL
-from nexus_ablate.console import several
+from nexus_ablate.console import markdown_table, several
 from nexus_ablate.report.arm_tables import TextTable
 from nexus_ablate.study.panel import Panel, PanelChange
 
@@ -74,7 +74,8 @@ def page(panel: Panel, runs: Sequence[PanelRun]) -> str:
     lines = [HEAD, "## How often small models agree", "", *(f"{line}\n" for line in sentences(panel, runs))]
     found = outcomes(panel, runs)
     if found:
-        lines += _markdown(score_table(found)), "", _markdown(kind_table(found)), ""
+        for table in (score_table(found), kind_table(found)):
+            lines += [*markdown_table(table.heads, table.rows), ""]
         lines += ["![Each difference, to the right where it agrees with what is published](panel.png)", ""]
     else:
         lines += [f"    nexus-ablate study {study}" for study in panel.studies()]
@@ -84,17 +85,10 @@ def page(panel: Panel, runs: Sequence[PanelRun]) -> str:
         title = "Null" if change.is_null else "Directional"
         groups[title if change.is_scored else "Shown, not scored"][name] = change
     for title, changes in groups.items():
-        lines += [f"## {title}", "", _markdown(published_table(panel, changes, found)), ""]
+        table = published_table(panel, changes, found)
+        lines += [f"## {title}", "", *markdown_table(table.heads, table.rows), ""]
     lines += [f"- {word}: {meaning}" for word, meaning in CHECKED.items()]
     return "\n".join(lines) + "\n"
-
-
-def _markdown(table: TextTable) -> str:
-    lines = []
-    for row in (table.heads, ["---"] * len(table.heads), *table.rows):
-        cells = [cell.replace("|", "/") for cell in row]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
 
 
 # ------------------------------------------------------------------------------------------------------------ tables
