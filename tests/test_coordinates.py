@@ -34,6 +34,12 @@ def test_dropout_is_no_change_of_the_coordinates(tiny):
     assert check_coordinates([still], steps=1, seeds=1).changes["logits"].max() < 1e-6
 
 
+@pytest.mark.parametrize("option", ["z_loss={}", "ffn=moe ffn.balance={}"])
+def test_what_is_trained_on_besides_moves_the_coordinates(tiny, option):
+    without, with_it = (check_coordinates([tiny(*option.format(factor).split())], 2, 1) for factor in (0, 10))
+    assert (with_it.changes["logits"] != without.changes["logits"]).all()
+
+
 def test_weights_are_constrained_after_each_step_as_in_training(tiny):
     config = tiny("preset=ngpt", "optim.lr=1")
     constrained = check_coordinates([config], steps=2, seeds=1).changes["logits"][0]

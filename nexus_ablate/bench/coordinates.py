@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_hook
 
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.rules import check_vocabulary
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.errors import ConfigError
+from nexus_ablate.kernels.loss import losses
 from nexus_ablate.measure.probe import evaluation_mode
 from nexus_ablate.model import GPT, build_model
 from nexus_ablate.optimizers import build_optimizer
@@ -76,6 +76,8 @@ def configurations(overrides: list[str], widths: list[int]) -> list[RunConfig]:
 def check_coordinates(configs: list[RunConfig], steps: int, seeds: int) -> Coordinates:
     """Train each width for some steps on one batch of random tokens, without warm-up and clipping.
 
+    The losses of options and the z-loss are trained on too.
+
     Args:
         seeds: Over which the changes are averaged.
     """
@@ -99,7 +101,10 @@ def _changes(config: RunConfig, seed: int, steps: int) -> dict[str, float]:
     first = _outputs(model, inputs)
     for _ in range(steps):
         optimizer.zero_grad()
-        F.cross_entropy(model(inputs).flatten(0, 1), targets).backward()
+        context = model.context(inputs)
+        logits_BTV = model.logits(model.hidden(inputs, context), model.head_weight)
+        parts = [*losses(logits_BTV.flatten(0, 1), targets, config.z_loss), *context.losses.values()]
+        torch.stack(parts).sum().backward()
         optimizer.step()
         model.constrain()
     last = _outputs(model, inputs)
