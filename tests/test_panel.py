@@ -271,6 +271,18 @@ def test_what_is_reversed_without_being_scored_and_what_three_seeds_cannot_decid
     assert f"contested ones counted too {right} of {len(directional)}" in words
 
 
+def test_unscored_changes_that_are_not_trained_are_named(planted, capsys, tmp_path, monkeypatch):
+    assert "contested" not in shown(capsys, f"runs_dir={planted}"), "this panel has no such change"
+    monkeypatch.undo()
+    record = calibration.recorded()
+    kept = [run for run in record.runs if run.size == "femto" and run.arm != "mixln"]
+    (tmp_path / "panel_runs.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(record, runs=kept)))
+    monkeypatch.setattr(calibration, "conf_dir", lambda: tmp_path)
+    words = " ".join(shown(capsys, f"runs_dir={tmp_path / 'nothing'}").split())
+    assert "femto: of the changes that are not scored these are not trained yet: mixln." in words
+    assert "femto, contested ones counted too" in words
+
+
 @pytest.mark.parametrize("source", [{"model.py": "other"}, None])
 def test_runs_by_two_versions_of_the_code_are_refused(planted, capsys, source):
     for env in planted.glob("panel_default@femto-0.006/post_norm/*/env.json"):

@@ -156,14 +156,13 @@ def score_table(outcomes: Outcomes) -> TextTable:
         scored = [outcome for outcome in of_size if outcome.change.is_scored]
         fresh = [outcome for outcome in scored if not outcome.change.seen_before]
         contested = [outcome for outcome in of_size if outcome.change.contested]
-        for title, chosen, score in (
-            (size, scored, share),
-            (f"{size}, not seen before", fresh, share),
-            (f"{size}, contested", contested, share),
-            (f"{size}, contested ones counted too", [*scored, *contested], share),
-            (f'always "no difference" ({size})', scored, no_difference),
-            (f'always "the newer one wins" ({size})', scored, newer_wins),
-        ):
+        shares = [(size, scored, share), (f"{size}, not seen before", fresh, share)]
+        if contested:
+            shares.append((f"{size}, contested", contested, share))
+            shares.append((f"{size}, contested ones counted too", [*scored, *contested], share))
+        shares.append((f'always "no difference" ({size})', scored, no_difference))
+        shares.append((f'always "the newer one wins" ({size})', scored, newer_wins))
+        for title, chosen, score in shares:
             groups = (_directional(chosen), _null(chosen), chosen)
             rows.append([title, *(share_text(score(group)) for group in groups)])
     return TextTable(heads, rows, heads)
@@ -237,7 +236,7 @@ def sentences(panel: Panel, runs: Sequence[PanelRun]) -> list[str]:
         lines.append(f"Trained: {'; '.join(shares)}. Rates that no arm would be read at are left out.")
     if not found:
         return lines
-    lines += [*agreements(panel, found), *_not_scored(found)]
+    lines += [*agreements(panel, found), *_not_scored(panel, found)]
     edges = [f"{outcome.name} at {outcome.size}" for outcome in found if outcome.at_edge]
     if edges:
         lines.append(f"The best rate lies at the edge of the grid, a wider grid might change it: {', '.join(edges)}.")
@@ -286,10 +285,14 @@ def _against_newer(outcomes: Outcomes) -> str:
     )
 
 
-def _not_scored(outcomes: Outcomes) -> list[str]:
-    """By size: reversals among what is not scored, and null changes that three seeds could not decide."""
+def _not_scored(panel: Panel, outcomes: Outcomes) -> list[str]:
+    """By size: what is not scored and not trained, reversals among it, and null changes that three seeds left open."""
     lines = []
     for size, of_size in _by_size(outcomes).items():
+        read = {outcome.name for outcome in of_size}
+        missing = [name for name, change in panel.changes.items() if not change.is_scored and name not in read]
+        if missing:
+            lines.append(f"{size}: of the changes that are not scored these are not trained yet: {', '.join(missing)}.")
         unscored = [outcome for outcome in of_size if not outcome.change.is_scored]
         reversed_ = [outcome.name for outcome in unscored if outcome.agreement == "reversed"]
         if reversed_:
