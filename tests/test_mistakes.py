@@ -194,6 +194,7 @@ def test_a_command_line_that_cannot_be_run_is_three_lines_and_makes_nothing(comm
         ("--cfg job --package foo", "the configuration has no part of this name"),
         ("--cfg job --package norn.eps", "try: norm.eps"),
         ("--html x.html compare runs", "try: nexus-ablate compare --html x.html runs"),
+        ("train.steps=٣漢", "try: KEY=VALUE"),  # in quotes it would be no number either
         ("init=checkpoint init.run=runs/a/b=c,d=e/s0-1234", "try: \"init.run='runs/a/b=c,d=e/s0-1234'\""),
         ("init=checkpoint \"init.run='runs/a/b=c,d=e/s0-1234'\"", "there is none here"),
         ("data=files data.files=[~/x.txt]", f"try: data.files=[{os.path.expanduser('~')}/x.txt]"),

@@ -73,7 +73,7 @@ def read_override(text: str) -> Override:
     except (HydraException, ValueError, RecursionError) as error:  # ValueError: a number of 5000 digits
         fix = 'KEY=VALUE, without spaces around "="; quote values with special characters: key=\'"..."\''
         key, _, value = text.partition("=")
-        if re.fullmatch(r"[\w./=,@+-]+", value) and " " not in key:  # a path, such as that of a run
+        if re.fullmatch(r"[\w.=,@+-]*/[\w./=,@+-]*", value) and " " not in key:  # a path, such as that of a run
             fix = f"\"{key}='{value}'\""
         if "~/" in text:  # a shell expands it at the beginning of a word only
             fix = text.replace("~/", f"{Path.home()}/")
