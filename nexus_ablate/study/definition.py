@@ -23,7 +23,7 @@ from nexus_ablate.runs.lookup import DEFAULT
 from nexus_ablate.runs.record import read_text
 from nexus_ablate.study.arm_overrides import OF_ONE_RUN, YAML, is_override, key_of, merged, says_how
 from nexus_ablate.study.record import load
-from nexus_ablate.study.study import TYPED, Study, encode, from_values
+from nexus_ablate.study.study import FORMER, TYPED, Study, encode, from_values
 
 
 def read_study(words: list[str]) -> tuple[Study, list[str]]:
@@ -46,7 +46,7 @@ def read_study(words: list[str]) -> tuple[Study, list[str]]:
         part, _, name = key.partition(".")
         if part in ("vary", "settings"):
             typed.setdefault(part, {})[name] = _listed(key, value) if part == "vary" else value
-        elif key in TYPED:
+        elif key in TYPED or key in FORMER:
             typed[key] = _typed(key, value)
         elif key in OF_ONE_RUN:
             raise ConfigError(f"a study does not take {key}", word, OF_ONE_RUN[key])
@@ -60,7 +60,7 @@ def read_study(words: list[str]) -> tuple[Study, list[str]]:
         if folder.parent != DEFAULT.resolve():
             launch.append(f"runs_dir={quoted(folder.parent)}")
     values = _values_of(source, typed, overrides, runs_dir_of(launch))
-    study = from_values(values | typed)
+    study = from_values(values | typed, typed)
     study = replace(study, baseline=merged(study.baseline, overrides))
     check_overrides(study.baseline, sweeps=False, beside=TYPED)
     return study, merged(launch)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -114,11 +114,12 @@ class Study:
 # ------------------------------------------------------------------------------------------------------------- reading
 
 
-def from_values(values: Mapping[str, Any]) -> Study:
+def from_values(values: Mapping[str, Any], typed: Collection[str] = ()) -> Study:
     """The study that a file, a command line or both describe.
 
     Args:
         values: What was written, by key.
+        typed: The keys from the command line, for the form of a suggestion.
 
     Raises:
         ConfigError: A key does not exist, a value does not fit, or two of them contradict each other.
@@ -133,7 +134,9 @@ def from_values(values: Mapping[str, Any]) -> Study:
         try:
             read[key] = convert(value)
         except (ValueError, TypeError, KeyError):
-            raise ConfigError(f"{key} takes {takes}", f"{key}: {in_yaml(value)}", f"{key}: {example}") from None
+            form = "{}={}" if key in typed else "{}: {}"
+            got = form.format(key, value if key in typed else in_yaml(value))
+            raise ConfigError(f"{key} takes {takes}", got, form.format(key, example)) from None
     study = Study(**read)
     _check(study)
     return study
@@ -235,9 +238,9 @@ def seeds_in(value: Any) -> list[int]:
     Raises:
         ValueError: They are none, a seed stands twice, or there are too many.
     """
+    if not isinstance(value, list) and str(value).isdecimal():
+        raise ValueError  # is `seeds=3` the seed 3, or three seeds?
     items = value if isinstance(value, list) else str(value).split(",")
-    if isinstance(value, int):
-        raise ValueError
     seeds: list[int] = []
     for item in items:
         first, _, last = str(item).strip().partition("-")
