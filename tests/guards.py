@@ -1,8 +1,7 @@
 """Studies of planted numbers in tests/guards, and the words, differences and intervals that were recorded of them.
 
 A file holds a study's `definition`, its `runs` (an entry for each arm, in each setting, at each learning rate), the
-`level` of a cell, the runs that are `left_out`, the conditions that are `broken`, and the `results`. Where the present
-rules say something else, a result has it under `today`.
+`level` of a cell, the runs that are `left_out`, the conditions that are `broken`, and the `results`.
 """
 
 from __future__ import annotations
@@ -10,25 +9,18 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 from scipy import stats
 from written_runs import Writer, config_of
 
-from nexus_ablate.comparison import terms
-from nexus_ablate.comparison.decision import decide
+from nexus_ablate.comparison.compare import compare
 from nexus_ablate.comparison.fairness import FAIL
-from nexus_ablate.comparison.within_stratum import compare_stratum
 
 FOLDER = Path(__file__).with_suffix("")
 STUDIES = ("plain", "settings", "failures", "baseline_failures", "rates")
-SHARED = 0.05
-"""The chance of any false word, which all cells of a study share."""
-TUNING_SEED = 1001
 NUMBERS = ("n", "delta", "se", "df", "p", "low", "high", "spread", "text_se", "level")
 """Of a cell, None where there is none; `text_se` where the error over text is part of `se`."""
 Cell = tuple[str, str, str]
@@ -78,7 +70,7 @@ def _write_entry(writer: Writer, entry: dict[str, Any], overrides: list[str]) ->
         is_default = config_of((at_rate,))[1] == "baseline"
         if not is_default:
             overrides = [*overrides, at_rate]
-            folder = at_rate if folder == "baseline" else f"{folder},{at_rate}"
+            folder = f"{folder},{at_rate}"
     for place, seed in enumerate(entry["seeds"]):
         options = dict(entry["options"])
         state = entry["states"].get(str(seed), "finished")
@@ -91,6 +83,7 @@ def _write_entry(writer: Writer, entry: dict[str, Any], overrides: list[str]) ->
         summary = {name: values[place] for name, values in entry["figures"].items()}
         width = 16 + len(options.get("shape", ""))
         summary["params_non_embedding"] = 3 * 16 * width
+        options["env"] = {"arm": entry["arm"]}
         path = writer.run(*overrides, seed=seed, loss=entry["losses"][place], folder=folder, summary=summary, **options)
         if seed in entry["damaged"]:
             metrics = path / "metrics.jsonl"
@@ -101,74 +94,36 @@ def _write_entry(writer: Writer, entry: dict[str, Any], overrides: list[str]) ->
 
 
 def _write_definition(writer: Writer, study: dict[str, Any], setting: str) -> None:
-    """study.yaml, and where the arms have their own rates the tuning runs, which end as the means of the others do."""
-    definition = study["definition"]
-    arms = [
-        {"name": name, "overrides": overrides.split(), "named": True} for name, overrides in definition["arms"].items()
-    ]
-    settings = [*definition["settings"]]
-    values = {
-        "arms": arms,
-        "seeds": definition["seeds"],
-        "endpoints": definition["endpoints"],
-        "lr_grid": definition["lr_grid"],
-        "share": 1 / (len(definition["endpoints"]) * max(len(settings), 1)),
-    }
-    if setting:
-        values |= {"stratum": setting, "of": definition["name"], "all_strata": settings}
-    if definition["lr_grid"]:
-        values["tuning_seeds"] = [TUNING_SEED]
-        for entry in study["runs"]:
-            loss = float(np.mean(entry["losses"]))
-            figures = {name: [0.1] for name in entry["figures"]}
-            tuning = {"seeds": [TUNING_SEED], "losses": [loss], "figures": figures, "text": [entry["text"][0]]}
-            _write_entry(writer, entry | tuning, _overrides(definition, entry["arm"]))
-    writer.plan(**values)
+    written = {key: value for key, value in study["definition"].items() if value}
+    writer.plan(**written, setting=setting)
 
 
 def results(folders: Iterable[Path]) -> dict[Cell, dict[str, Any]]:
-    """What the comparison says of every cell, at the level that all cells share."""
+    """What the comparison says of every cell."""
     found = {}
-    for folder in folders:
-        setting = folder.name.partition("@")[2]
-        with patch.object(terms, "DIFFERENCES", SHARED):
-            comparison = compare_stratum(folder)
-        tables = [(comparison.endpoint, comparison.rows)]
-        tables += [(secondary.endpoint, secondary.rows) for secondary in comparison.secondary]
-        for endpoint, rows in tables:
-            for row in rows[1:]:
-                verdict = row.verdict or decide(row, replace(comparison.terms, endpoint=endpoint))
-                result = {
-                    "word": verdict.word,
-                    "qualifiers": [*verdict.qualifiers],
-                    "unfair": sorted(row.unfair),
-                    "seeds_to_differ": row.seeds_to_differ,
-                    "seeds_to_equal": row.seeds_to_equal,
-                }
-                result |= {name: getattr(row.effect, name, None) for name in NUMBERS}
-                if row.effect is not None and not row.effect.counts_text:
-                    result["text_se"] = None
-                found[setting, row.name, endpoint.name] = result
+    for table in compare(folders).tables:
+        for row in table.all_rows:
+            effect = None if row.word in ("IDENTICAL", "NOT COMPARABLE", "DIVERGED", "INCOMPLETE") else row.effect
+            result = {"word": row.word, "qualifiers": [*row.qualifiers], "unfair": sorted(row.unfair)}
+            result |= {name: getattr(effect, name, None) for name in NUMBERS}
+            found[table.setting, row.arm.name, row.endpoint.name] = result
     return found
 
 
 def broken(folders: Iterable[Path]) -> dict[str, dict[str, list[str]]]:
     """By setting, the arms that break each fairness condition."""
     conditions = {}
-    for folder in folders:
-        checks = compare_stratum(folder).checks
-        conditions[folder.name.partition("@")[2]] = {c.name: sorted(c.arms) for c in checks if c.status == FAIL}
+    for table in compare(folders).tables:
+        conditions[table.setting] = {c.name: sorted(c.arms) for c in table.checks if c.status == FAIL}
     return conditions
 
 
 def left_out(folders: Iterable[Path]) -> list[str]:
     """The runs that give no result, as setting/arm/seed."""
     runs = []
-    for folder in folders:
-        setting = folder.name.partition("@")[2]
-        for out in compare_stratum(folder).excluded:
-            seed = out.path.name.partition("-")[0]
-            runs.append(f"{setting}/{out.path.parent.name}/{seed}")
+    for table in compare(folders).tables:
+        for out in table.left_out:
+            runs.append(f"{table.setting}/{out.path.parent.name}/{out.path.name.partition('-')[0]}")
     return sorted(runs)
 
 
@@ -208,9 +163,15 @@ def _at_best_rate(study: dict[str, Any], setting: str, arm: str, endpoint: str) 
     means = [math.inf if entry["states"] else np.mean(entry["losses"]) for entry in entries]
     lowest, weights = int(np.argmin(means)), {0: 1.0}
     if len(entries) > 1:
-        below, at, above = means[lowest - 1 : lowest + 2]
-        vertex = (below - above) / (2 * (below - 2 * at + above))
-        weights = {-1: vertex * (vertex - 1) / 2, 0: 1 - vertex**2, 1: vertex * (vertex + 1) / 2}
+        three = means[lowest - 1 : lowest + 2]
+        below, at, above = np.log([entry["rate"] for entry in entries[lowest - 1 : lowest + 2]])
+        a, b, _ = np.linalg.solve(np.vander([below, at, above]), three)
+        best = -b / (2 * a)
+        weights = {
+            -1: (best - at) * (best - above) / ((below - at) * (below - above)),
+            0: (best - below) * (best - above) / ((at - below) * (at - above)),
+            1: (best - below) * (best - at) / ((above - below) * (above - at)),
+        }
     values, text = {}, {}
     for step, weight in weights.items():
         entry = entries[lowest + step]

@@ -12,7 +12,7 @@ import pytest
 
 from nexus_ablate.provenance import source_hashes
 
-WORDS = ("word", "qualifiers", "unfair", "seeds_to_differ", "seeds_to_equal")
+WORDS = ("word", "qualifiers", "unfair")
 COMPUTING_SOURCE = guards.FOLDER / "computing_source.json"
 
 
@@ -23,11 +23,6 @@ def planted(request, tmp_path_factory):
     return study, guards.write(study, tmp_path_factory.mktemp("guards"))
 
 
-def as_today(result):
-    """A recorded result with what the present rules say otherwise."""
-    return result | result.get("today", {})
-
-
 def numbers(result):
     """Its numbers, as far as there are any."""
     return {name: result[name] for name in guards.NUMBERS if result[name] is not None}
@@ -36,7 +31,7 @@ def numbers(result):
 def test_every_cell_has_the_recorded_word_and_seeds_to_decide(planted):
     study, folders = planted
     found = guards.results(folders)
-    expected = {cell: as_today(result) for cell, result in guards.recorded(study).items()}
+    expected = {cell: result for cell, result in guards.recorded(study).items()}
     assert found.keys() == expected.keys()
     for cell, result in expected.items():
         assert {name: found[cell][name] for name in WORDS} == {name: result[name] for name in WORDS}, cell
@@ -46,12 +41,12 @@ def test_every_cell_has_the_recorded_difference_interval_and_errors(planted):
     study, folders = planted
     found = guards.results(folders)
     for cell, result in guards.recorded(study).items():
-        assert numbers(found[cell]) == pytest.approx(numbers(as_today(result)), rel=1e-9, abs=1e-12), cell
+        assert numbers(found[cell]) == pytest.approx(numbers(result), rel=1e-9, abs=1e-12), cell
 
 
 def test_the_recorded_arms_break_fairness_and_the_recorded_runs_are_left_out(planted):
     study, folders = planted
-    assert guards.broken(folders) == study.get("broken_today", study["broken"])
+    assert guards.broken(folders) == study["broken"]
     assert guards.left_out(folders) == study["left_out"]
 
 
@@ -75,7 +70,7 @@ def test_one_loss_that_is_a_millionth_higher_is_noticed(tmp_path):
     study["runs"][1]["losses"][1] += 1e-6
     found = guards.results(guards.write(study, tmp_path))
     cell = ("", study["runs"][1]["arm"], "val_loss")
-    expected = numbers(as_today(guards.recorded(study)[cell]))
+    expected = numbers(guards.recorded(study)[cell])
     assert numbers(found[cell]) != pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,7 +12,7 @@ from nexus_ablate.comparison.arms import Arm, arms_of, baseline_of
 from nexus_ablate.comparison.fairness import Check, checks, is_early, text_check, unfair, unlike_machine
 from nexus_ablate.comparison.read import LeftOut, read_folder
 from nexus_ablate.comparison.statistics import FEWEST_BLOCKS, LEVEL, Array, Effect, paired_effect, sidak
-from nexus_ablate.comparison.verdict import INCONCLUSIVE, qualifiers, seeds_to_decide, sentence, word_of
+from nexus_ablate.comparison.verdict import INCONCLUSIVE, Counts, qualifiers, seeds_to_decide, sentence, word_of
 from nexus_ablate.comparison.worth import LossByCompute, Worth, loss_by_compute, worth_of
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.runs.naming import BASELINE
@@ -22,9 +20,6 @@ from nexus_ablate.study.definition import folders_of
 from nexus_ablate.study.endpoint import DEFAULT_MARGIN, Endpoint
 from nexus_ablate.study.record import load
 from nexus_ablate.study.study import WORTH_ARMS, Study
-
-if TYPE_CHECKING:
-    import pandas
 
 BY_WINDOW = ("val_loss", "val_bpb")
 """Endpoints that are recorded by window of text."""
@@ -126,14 +121,6 @@ class Comparison:
     tables: list[Table]
     missing: dict[str, str] = field(default_factory=dict)
 
-    def frame(self) -> pandas.DataFrame:
-        """One row per table, endpoint and arm with a column per word and number; NaN: not measured."""
-        import pandas
-
-        from nexus_ablate.report.columns import records
-
-        return pandas.DataFrame([record for table in self.tables for record in records(table)])
-
 
 def compare(
     dirs: str | Path | Iterable[str | Path], baseline: str | None = None, allow: Iterable[str] = ()
@@ -174,7 +161,7 @@ def compare(
         raise no_result
     for study in studies.values():
         for setting in study.settings if study else ():
-            if all(folder.name != replace(study, setting=setting).folder_name for folder in folders):
+            if all(folder.name.partition("@")[2] != setting for folder in folders):
                 missing.setdefault(setting, "no run yet")
     cells = _cells(studies, {folder: others for folder, (_, others, _) in read.items()})
     level = sidak(LEVEL, cells)
@@ -290,7 +277,8 @@ def _row(
         by_block, shares, lacking = _by_block(arm, base, seeds, endpoint)
         effect = paired_effect(differences, level, by_block=by_block, shares=shares)
     is_identical = _is_identical(arm, base)
-    word = word_of(endpoint, arm, base, effect, broken, is_identical)
+    counts = counts_of(arm, base)
+    word = word_of(endpoint, effect, counts, broken, is_identical)
     row = Row(
         arm=arm,
         endpoint=endpoint,
@@ -299,8 +287,8 @@ def _row(
         effect=effect,
         unfair=broken,
         word=word,
-        qualifiers=qualifiers(word, arm, is_exploratory, is_early(arm, base)),
-        sentence=sentence(word, endpoint, arm, base, effect, broken),
+        qualifiers=qualifiers(word, counts, is_exploratory, is_early(arm, base)),
+        sentence=sentence(word, endpoint, effect, counts, broken),
     )
     if effect is not None and word == INCONCLUSIVE:
         row = replace(row, needed=seeds_to_decide(effect, endpoint))
@@ -309,6 +297,18 @@ def _row(
         is_same_machine = not any(unlike_machine(run, twin) for run, twin in pairs)
         row = replace(row, worth=worth_of(effect, arm, base, curve, is_same_machine))
     return row, lacking
+
+
+def counts_of(arm: Arm, base: Arm) -> Counts:
+    """How the runs of an arm and of the baseline ended."""
+    return Counts(
+        runs=len(arm.runs),
+        failed=len(arm.failed),
+        base_runs=len(base.runs),
+        base_failed=len(base.failed),
+        above_start=sum(run.ended_above_start for run in arm.runs.values()),
+        waiting=len(arm.left_out),
+    )
 
 
 def _is_identical(arm: Arm, base: Arm) -> bool:
@@ -352,8 +352,3 @@ def _losses_by_block(arm: Arm, seed: int) -> Array:
         assert run.windows is not None
         total = total + weight * run.windows.by_block
     return np.asarray(total)
-
-
-def number(value: float | None) -> float | None:
-    """A number as JSON can hold it: None for one that is not finite."""
-    return value if value is not None and math.isfinite(value) else None

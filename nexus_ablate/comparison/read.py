@@ -88,7 +88,7 @@ class Run:
     @property
     def has_loss(self) -> bool:
         """Whether it ended with a finite loss, however high."""
-        return bool(np.isfinite(self.figure("val_loss")))
+        return self.state == "finished" and self.summary.get("val_loss", 0.0) is not None
 
     @property
     def ended_above_start(self) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from nexus_ablate.comparison.arms import Arm
+from dataclasses import dataclass
+
 from nexus_ablate.comparison.statistics import POWER, Effect, seeds_needed, upper_bound
 from nexus_ablate.console import several
 from nexus_ablate.study.endpoint import Endpoint
@@ -43,30 +44,46 @@ MOST_ADVISED = 200
 """Seeds, beyond which nobody adds them."""
 
 
-def word_of(
-    endpoint: Endpoint, arm: Arm, baseline: Arm, effect: Effect | None, unfair: list[str], is_identical: bool
-) -> str:
+@dataclass(frozen=True)
+class Counts:
+    """The runs of an arm and of the baseline.
+
+    Attributes:
+        runs, base_runs: That ended.
+        failed, base_failed: Of these, without a finite loss.
+        above_start: Of the arm's, ended above their loss at the start.
+        waiting: Of the arm, without a result.
+    """
+
+    runs: int
+    failed: int
+    base_runs: int
+    base_failed: int
+    above_start: int = 0
+    waiting: int = 0
+
+
+def word_of(endpoint: Endpoint, effect: Effect | None, counts: Counts, unfair: list[str], is_identical: bool) -> str:
     """The word alone.
 
     Args:
-        unfair: The fairness conditions that fail; those about what the baseline learned last.
+        unfair: The fairness conditions that fail.
     """
     if unfair and not (is_identical and unfair == ["learned"]):
         return NOT_COMPARABLE
-    if not arm.runs or not baseline.runs:
+    if not counts.runs or not counts.base_runs:
         return INCOMPLETE
     if is_identical:
         return IDENTICAL
-    failed, base_failed = len(arm.failed), len(baseline.failed)
-    if failed == len(arm.runs) >= FEWEST_SEEDS and not base_failed:
+    if counts.failed == counts.runs >= FEWEST_SEEDS and not counts.base_failed:
         return DIVERGED
-    if effect is None and arm.left_out:
+    if effect is None and counts.waiting:
         return INCOMPLETE
     if effect is None or effect.n < FEWEST_SEEDS:
         return TOO_FEW_SEEDS
     word = word_of_interval(effect, endpoint)
-    flattered = {BETTER: failed > base_failed, WORSE: base_failed > failed}  # survivors flatter
-    if flattered.get(word, failed != base_failed):
+    flattered = {BETTER: counts.failed > counts.base_failed, WORSE: counts.base_failed > counts.failed}
+    if flattered.get(word, counts.failed != counts.base_failed):  # survivors flatter
         return INCONCLUSIVE
     return word
 
@@ -80,39 +97,39 @@ def word_of_interval(effect: Effect, endpoint: Endpoint) -> str:
     return EQUIVALENT if effect.within(endpoint.margin) else INCONCLUSIVE
 
 
-def qualifiers(word: str, arm: Arm, is_exploratory: bool, is_early: bool) -> tuple[str, ...]:
+def qualifiers(word: str, counts: Counts, is_exploratory: bool, is_early: bool) -> tuple[str, ...]:
     """What stands beside a word."""
     beside = []
     if word in WEIGHED and is_exploratory:
         beside.append(EXPLORATORY)
     if word in (*WEIGHED, DIVERGED) and is_early:
         beside.append(EARLY)
-    if word in WEIGHED and arm.failed:
-        beside.append(f"{len(arm.failed)} of {len(arm.runs)} failed")
-    above = sum(run.ended_above_start for run in arm.runs.values())
-    if word in WEIGHED and above:
-        beside.append(f"{above} of {len(arm.runs)} ended above their loss at the start")
+    if word in WEIGHED and counts.failed:
+        beside.append(f"{counts.failed} of {counts.runs} failed")
+    if word in WEIGHED and counts.base_failed:
+        beside.append(f"{counts.base_failed} of {counts.base_runs} of the baseline failed")
+    if word in WEIGHED and counts.above_start:
+        beside.append(f"{counts.above_start} of {counts.runs} ended above their loss at the start")
     return tuple(beside)
 
 
-def sentence(word: str, endpoint: Endpoint, arm: Arm, baseline: Arm, effect: Effect | None, unfair: list[str]) -> str:
+def sentence(word: str, endpoint: Endpoint, effect: Effect | None, counts: Counts, unfair: list[str]) -> str:
     """Why the word holds, with the numbers."""
-    waiting = [out for out in arm.left_out if out.state not in ("finished", "diverged")]
     failures = ""
-    if arm.failed or baseline.failed:
+    if counts.failed or counts.base_failed:
         failures = (
-            f"{len(arm.failed)} of {several(len(arm.runs), 'run')} failed to train, of the baseline "
-            f"{len(baseline.failed)} of {len(baseline.runs)}"
+            f"{counts.failed} of {several(counts.runs, 'run')} failed to train, of the baseline "
+            f"{counts.base_failed} of {counts.base_runs}"
         )
     if word == NOT_COMPARABLE:
         return f"fairness fails on {', '.join(unfair)}; --allow {','.join(unfair)} compares anyway"
     if word == IDENTICAL:
-        return f"every loss equals the baseline's to the last bit, at {several(len(arm.runs), 'seed')}"
+        return f"every loss equals the baseline's to the last bit, at {several(counts.runs, 'seed')}"
     if word == DIVERGED:
         return failures
     if effect is None:
-        if not arm.runs:
-            return f"{several(len(waiting), 'run')} without a result" if waiting else "no run yet"
+        if not counts.runs:
+            return f"{several(counts.waiting, 'run')} without a result" if counts.waiting else "no run yet"
         return failures or f"fewer than two pairs of runs have {endpoint.name}"
     interval = f"{endpoint.signed(effect.low)} to {endpoint.signed(effect.high)}"
     seeds = f"over {several(effect.n, 'seed')}"
@@ -126,8 +143,6 @@ def sentence(word: str, endpoint: Endpoint, arm: Arm, baseline: Arm, effect: Eff
         text += f"; {FEWEST_SEEDS} pairs are the fewest for a word"
     if word == INCONCLUSIVE:
         text += f"; {_why_undecided(effect, endpoint)}"
-    if arm.best_rate and baseline.best_rate:
-        text += f"; each at its own best learning rate ({arm.best_rate:.3g} against {baseline.best_rate:.3g})"
     return f"{text}; {failures}" if failures else text
 
 

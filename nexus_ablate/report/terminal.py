@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nexus_ablate.comparison.compare import Comparison, Row, Table
-from nexus_ablate.console import UNLIMITED, grid
+from nexus_ablate.console import grid
 from nexus_ablate.errors import printable
 from nexus_ablate.report import sentences
 from nexus_ablate.report.columns import BY_NAME, MAIN, TONES, TextTable, by_measure, matrix, shown, text_table
@@ -32,7 +32,7 @@ def show(comparison: Comparison, console: Console, details: bool = False) -> Non
         _show_table(table, console, details)
     if len(comparison.tables) > 1:
         console.print("")
-        _print(matrix(comparison), console)
+        print_texts(matrix(comparison), console)
     for line in sentences.missing(comparison):
         _line(console, line, "yellow")
 
@@ -49,7 +49,7 @@ def _show_table(table: Table, console: Console, details: bool) -> None:
             own = [text for text in row.qualifiers if text not in common]
             if row.word and isinstance(cells, list):
                 cells[1] = f"{row.word} ({', '.join(own)})" if own else row.word
-    _print(rows, console, table.rows)
+    print_texts(rows, console, table.rows)
     for others in table.secondary:
         _line(console, f"{others[0].endpoint.name}: {sentences.answer(table, others)}")
     console.print("")
@@ -70,7 +70,7 @@ def _show_table(table: Table, console: Console, details: bool) -> None:
         if not row.is_baseline:
             _line(console, f"  {row.endpoint.name} {row.arm.name}: {row.word}, {row.sentence}")
     console.print("")
-    _print(by_measure(table), console)
+    print_texts(by_measure(table), console)
     for line in left_out:
         console.print(f"  {printable(line, 2000)}", soft_wrap=True, markup=False, emoji=False, highlight=False)
 
@@ -81,9 +81,7 @@ def _line(console: Console, text: str, style: str = "") -> None:
     console.print(Text(printable(text, 4000), style))
 
 
-def _print(table: TextTable, console: Console, rows: Sequence[Row] = ()) -> None:
+def print_texts(table: TextTable, console: Console, rows: Sequence[Row] = ()) -> None:
+    """Print a table; of arms, each in the colour of its verdict."""
     styles = ["dim" if row.is_baseline else COLOURS[TONES.get(row.word, "")] for row in rows]
-    width = console.width
-    if not console.is_terminal and width >= UNLIMITED:
-        width = UNLIMITED
-    console.print(grid(table.heads, table.rows, width, table.words, styles, leave=table.heads[:3:-1]))
+    console.print(grid(table.heads, table.rows, console.width, table.words, styles, leave=table.heads[:3:-1]))
