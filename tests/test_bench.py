@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from nexus_ablate.bench import axis_cost, timing
+from nexus_ablate.bench.axis_cost import kept_bytes
 from nexus_ablate.bench.step_cost import KINDS, endless, part_of
 from nexus_ablate.bench.timing import Clock, in_turn, ratios, spread
 from nexus_ablate.cli import main
-from nexus_ablate.planning.cost import kept_bytes
 
 SMALL = ["model.n_layers=2", "model.d_model=16", "model.n_heads=2", "model.context=8", "train.batch_size=2"]
 SMALL += ["train.device=cpu", "train.threads=1"]

@@ -8,129 +8,120 @@ import numpy as np
 import pytest
 
 from nexus_ablate.comparison import verdict as v
-from nexus_ablate.comparison.cell import judge_cell
-from nexus_ablate.comparison.decision import decide, seeds_to_differ, seeds_to_equal
-from nexus_ablate.comparison.results import ArmResult
-from nexus_ablate.comparison.terms import Terms
+from nexus_ablate.comparison.statistics import paired_effect
+from nexus_ablate.comparison.verdict import Counts, qualifiers, seeds_to_decide, sentence, word_of
 from nexus_ablate.study.endpoint import Endpoint
-from nexus_ablate.study.schema import Study, StudyArm
 
 
 def effect(shift, seeds=5, noise=0.1):
-    rng = np.random.default_rng(0)
-    differences = shift + noise * rng.normal(size=seeds)
-    baseline = rng.normal(size=seeds)
-    return judge_cell(baseline + differences, baseline, 0.05)
+    differences = shift + noise * np.random.default_rng(0).normal(size=seeds)
+    return paired_effect(differences, 0.05)
 
 
-def result(failed=0, how="exploded", **values):
-    """An arm that is a nat better in each of five pairs, but for what is given."""
-    failures = dict.fromkeys(range(failed), how)
-    endpoint = Endpoint("val_loss", delta_min=values.pop("delta_min", 0.3))
-    plain = {"endpoint": endpoint, "effect": effect(-1.0), "compared": 5, "runs": 5, "baseline_runs": 5}
-    if "effect" not in values:
-        plain["differences"] = [-1.0] * 5
-    return ArmResult("arm", name="arm", failed=failures, **(plain | values))
-
-
-def verdict(terms=Terms(), **values):  # noqa: B008
-    return decide(result(**values), terms)
-
-
-COUNTED = {"compared": 7, "runs": 8, "baseline_runs": 8}
-NARROW, WIDE = effect(0.0, noise=0.1), effect(0.1, noise=1.0)
+FIVE = Counts(5, 0, 5, 0)
+NARROW = effect(0.0)
 REACH = max(-NARROW.low, NARROW.high)
+MARGIN = 0.3
+
+
+def counts(**values):
+    return dataclasses.replace(Counts(8, 0, 8, 0), **values)
+
+
 WORDS = [
-    ({"unfair": ["evaluation"], "is_identical": True, "failed": 5}, v.NOT_COMPARABLE, "an unfair pair says nothing"),
-    ({"effect": None, "compared": 0, "runs": 0, "waiting": 3}, v.INCOMPLETE, "no run has ended"),
-    ({"is_identical": True, "failed": 5}, v.IDENTICAL, "equal runs are equal, also where they fail"),
-    ({"effect": None, "failed": 5, "compared": 0}, v.DIVERGED, "all fail, the baseline trains"),
-    ({"effect": None, "failed": 5, "baseline_failed": 5, "compared": 0}, v.INCONCLUSIVE, "neither trains"),
-    ({"failed": 7, "compared": 1, "runs": 8, "baseline_runs": 8}, v.UNSTABLE, "seven of eight fail: p < 0.001"),
-    ({"failed": 4, "compared": 1}, v.TOO_FEW_SEEDS, "four of five fail: p = 0.02, and one pair is left"),
-    ({"failed": 1, "compared": 7, "runs": 8, "baseline_runs": 8}, v.INCONCLUSIVE, "better where it trains"),
-    ({"failed": 1, **COUNTED, "effect_with_failures": effect(-0.8)}, v.BETTER, "better also with the failure"),
-    ({"failed": 1, **COUNTED, "effect_with_failures": effect(0.0)}, v.INCONCLUSIVE, "not better with the failure"),
-    ({"failed": 1, **COUNTED, "effect": effect(1.0)}, v.WORSE, "worse where it trains is worse"),
-    ({"failed": 1, **COUNTED, "baseline_failed": 2}, v.BETTER, "the baseline fails more often"),
-    ({"unfair": ["learned"]}, v.NOT_COMPARABLE, "the baseline has learned nothing"),
-    ({"unfair": ["learned"], "effect": None, "baseline_failed": 5, "compared": 0}, v.BETTER, "it does not even train"),
-    ({"effect": None, "baseline_failed": 5, "compared": 0}, v.BETTER, "trains where the baseline fails"),
-    ({}, v.BETTER, "the interval lies below 0"),
-    ({"effect": effect(1.0)}, v.WORSE, "the interval lies above 0"),
-    ({"effect": effect(0.0, noise=0.01)}, v.EQUIVALENT, "the interval lies inside the margin"),
-    ({"effect": NARROW, "delta_min": 1.01 * REACH}, v.EQUIVALENT, "inside by a hair"),
-    ({"effect": NARROW, "delta_min": 0.99 * REACH}, v.INCONCLUSIVE, "beyond by a hair, though a 90% interval is not"),
-    ({"effect": NARROW, "delta_min": 0.0}, v.INCONCLUSIVE, "no margin is declared"),
-    ({"effect": effect(0.3, noise=1.0)}, v.INCONCLUSIVE, "the interval holds 0"),
-    ({"effect": None, "compared": 1, "runs": 1, "differences": [-3.0]}, v.TOO_FEW_SEEDS, "one pair has no noise"),
-    ({"effect": effect(-1.0, 4), "compared": 4, "runs": 4}, v.TOO_FEW_SEEDS, "four pairs"),
-    ({"effect": None, "failed": 4, "runs": 4, "baseline_runs": 4, "compared": 0}, v.TOO_FEW_SEEDS, "p = 0.008 at four"),
+    (effect(-1.0), FIVE, ["evaluation"], True, v.NOT_COMPARABLE, "an unfair pair says nothing"),
+    (None, Counts(0, 0, 5, 0, waiting=3), [], False, v.INCOMPLETE, "no run has ended"),
+    (None, Counts(1, 0, 5, 0, waiting=4), [], False, v.INCOMPLETE, "one pair, and more to come"),
+    (effect(0.0), FIVE, [], True, v.IDENTICAL, "equal runs are equal"),
+    (effect(0.0), FIVE, ["learned"], True, v.IDENTICAL, "also where the baseline has learned nothing"),
+    (None, counts(failed=8), [], False, v.DIVERGED, "all fail, the baseline trains"),
+    (None, counts(failed=8, base_failed=1), [], False, v.TOO_FEW_SEEDS, "one of the baseline's failed too"),
+    (None, Counts(4, 4, 4, 0), [], False, v.TOO_FEW_SEEDS, "four are too few to diverge"),
+    (effect(-1.0), counts(failed=1), [], False, v.INCONCLUSIVE, "better where it trains: survivors flatter"),
+    (effect(1.0), counts(failed=1), [], False, v.WORSE, "worse where it trains is worse"),
+    (effect(1.0), counts(base_failed=1), [], False, v.INCONCLUSIVE, "the baseline's survivors flatter it"),
+    (effect(-1.0), counts(base_failed=1), [], False, v.BETTER, "better than the baseline's survivors"),
+    (effect(-1.0), counts(failed=1, base_failed=1), [], False, v.BETTER, "as many on both sides"),
+    (effect(0.0, noise=0.01), counts(failed=1), [], False, v.INCONCLUSIVE, "no EQUIVALENT with a run missing"),
+    (effect(-1.0), FIVE, ["learned"], False, v.NOT_COMPARABLE, "the baseline has learned nothing"),
+    (effect(-1.0), FIVE, [], False, v.BETTER, "the interval lies below 0"),
+    (effect(1.0), FIVE, [], False, v.WORSE, "the interval lies above 0"),
+    (effect(0.0, noise=0.01), FIVE, [], False, v.EQUIVALENT, "the interval lies inside the margin"),
+    (effect(0.01, noise=0.001), FIVE, [], False, v.WORSE, "above 0 and inside the margin"),
+    (effect(0.3, noise=1.0), FIVE, [], False, v.INCONCLUSIVE, "the interval holds 0"),
+    (effect(-1.0, 4), Counts(4, 0, 4, 0), [], False, v.TOO_FEW_SEEDS, "four pairs"),
 ]
 
 
-@pytest.mark.parametrize(("values", "word", "reason"), WORDS, ids=[row[-1] for row in WORDS])
-def test_the_first_word_that_fits_is_the_verdict(values, word, reason):
-    assert verdict(**values).word == word
+@pytest.mark.parametrize(("found", "runs", "unfair", "same", "word", "reason"), WORDS, ids=[row[-1] for row in WORDS])
+def test_the_first_word_that_holds_is_the_verdict(found, runs, unfair, same, word, reason):
+    assert word_of(Endpoint("val_loss", MARGIN), found, runs, unfair, same) == word
 
 
-WHOLE = [
-    ({}, "BETTER", "five seeds"),
-    ({"is_early": True}, "BETTER (early training)", "fewer than 10 tokens per parameter"),
-    ({"is_early": True, "failed": 5, "compared": 0, "effect": None}, "DIVERGED (early training)", "the same"),
-    ({"delta_min": 5.0}, "BETTER (below the threshold that matters)", "shown, but too small to matter"),
-    ({"waiting": 2}, "BETTER (incomplete)", "runs without a result"),
-    ({"unmeasured": 2}, "BETTER (2 not measured)", "runs that lack the endpoint"),
-    ({"terms": Terms(exploratory=("seeds",))}, "exploratory: BETTER", "something was chosen late"),
+@pytest.mark.parametrize(("margin", "word"), [(1.01 * REACH, v.EQUIVALENT), (0.99 * REACH, v.INCONCLUSIVE)])
+def test_the_whole_interval_must_lie_inside_the_margin(margin, word):
+    assert word_of(Endpoint("val_loss", margin), NARROW, FIVE, [], False) == word
+
+
+@pytest.mark.parametrize(("shift", "word"), [(-1.0, v.LOWER), (1.0, v.HIGHER)])
+def test_a_measure_without_a_better_side_is_lower_or_higher(shift, word):
+    assert word_of(Endpoint("attn/sink_rate"), effect(shift), FIVE, [], False) == word
+
+
+BESIDE = [
+    (v.BETTER, FIVE, {}, (), "nothing"),
+    (v.BETTER, FIVE, {"is_early": True}, ("early training",), "fewer than 10 tokens per parameter"),
+    (v.DIVERGED, FIVE, {"is_early": True}, ("early training",), "the same"),
+    (v.WORSE, FIVE, {"is_exploratory": True}, ("exploratory",), "seeds were added"),
+    (v.WORSE, counts(failed=2), {}, ("2 of 8 failed",), "runs without a finite loss"),
+    (v.BETTER, counts(base_failed=2), {}, ("2 of 8 of the baseline failed",), "the baseline's"),
+    (v.WORSE, counts(above_start=1), {}, ("1 of 8 ended above their loss at the start",), "kept, and said"),
+    (v.IDENTICAL, FIVE, {"is_exploratory": True, "is_early": True}, (), "equal is equal"),
 ]
 
 
-@pytest.mark.parametrize(("values", "text", "reason"), WHOLE, ids=[row[-1] for row in WHOLE])
-def test_a_verdict_says_what_qualifies_it(values, text, reason):
-    assert str(verdict(**values)) == text
+@pytest.mark.parametrize(("word", "runs", "flags", "beside", "reason"), BESIDE, ids=[row[-1] for row in BESIDE])
+def test_what_stands_beside_a_word(word, runs, flags, beside, reason):
+    assert qualifiers(word, runs, **{"is_exploratory": False, "is_early": False, **flags}) == beside
 
 
-STUDY = Study(name="mine", question="?", design="list", arms=[StudyArm(name="arm", overrides=["norm=layer"])])
-NEEDED = seeds_to_differ(WIDE), seeds_to_equal(WIDE, 0.6)
+WIDE = effect(0.1, noise=1.0)
 SENTENCES = [
-    ({"effect": NARROW, "delta_min": 0.99 * REACH}, f"{NARROW.low:+.4f} to {NARROW.high:+.4f}", "the interval shown"),
-    ({"effect": None, "compared": 1, "runs": 1, "differences": [-3.0]}, "one pair differs by -3.0000", "one pair"),
-    ({}, "ends 0.9", "the difference in the unit of the loss"),
-    ({}, " nats per token lower (", "its side and interval"),
-    ({}, "), at 5 of 5 seeds", "the seeds that agree"),
-    ({"effect": WIDE, "delta_min": 0.6}, f"{NEEDED[0] - 5} decide whether it is worse", "seeds for a difference"),
-    ({"effect": WIDE, "delta_min": 0.6}, f"{NEEDED[1] - 5} more seeds show that it is equivalent", "for equivalence"),
+    (v.BETTER, effect(-1.0), FIVE, "ends 0.9", "the difference in the unit of the loss"),
+    (v.BETTER, effect(-1.0), FIVE, "nats per token lower (-1.", "its side and interval"),
+    (v.WORSE, effect(0.01, noise=0.001), FIVE, "below the threshold that matters", "shown, but too small to matter"),
+    (v.INCONCLUSIVE, WIDE, FIVE, f"{seeds_to_decide(WIDE, Endpoint('val_loss', MARGIN))} seeds would decide", "seeds"),
     (
-        {"effect": WIDE, "delta_min": 0.6, "terms": Terms(STUDY, place="mine")},
-        f"(nexus-ablate study mine --add-seeds {min(NEEDED) - 5})",
-        "the command",
+        v.INCONCLUSIVE,
+        effect(-1.0),
+        counts(failed=1),
+        "runs that failed to train are missing on one side",
+        "why no word",
     ),
-    (
-        {"failed": 4, "how": "non-finite", "compared": 1},
-        "fails to train at 4 of 5 seeds (non-finite), the baseline at 0 of 5 (Barnard's exact test, p = 0.021, where a "
-        "word needs p < 0.01)",
-        "failures come with their test",
-    ),
+    (v.DIVERGED, None, counts(failed=8), "8 of 8 runs failed to train, of the baseline 0 of 8", "the counts"),
+    (v.TOO_FEW_SEEDS, effect(-1.0, 4), FIVE, "5 pairs are the fewest for a word", "what is missing"),
+    (v.INCOMPLETE, None, Counts(0, 0, 5, 0, waiting=3), "3 runs without a result", "what is awaited"),
 ]
 
 
-@pytest.mark.parametrize(("values", "part", "reason"), SENTENCES, ids=[row[-1] for row in SENTENCES])
-def test_a_sentence_says_what_decided(values, part, reason):
-    assert part in verdict(**values).sentence
+@pytest.mark.parametrize(("word", "found", "runs", "part", "reason"), SENTENCES, ids=[row[-1] for row in SENTENCES])
+def test_a_sentence_says_what_decided(word, found, runs, part, reason):
+    assert part in sentence(word, Endpoint("val_loss", MARGIN), found, runs, [])
 
 
-def test_seeds_are_not_advised_by_a_command_that_would_not_train_the_arm():
-    advice = verdict(effect=WIDE, delta_min=0.6, terms=Terms(place="mine")).sentence
-    assert "more seeds" in advice and "--add-seeds" not in advice
+def test_an_unfair_arm_says_how_to_compare_it_anyway():
+    assert "--allow batches,tokens" in sentence(
+        v.NOT_COMPARABLE, Endpoint("val_loss"), None, FIVE, ["batches", "tokens"]
+    )
 
 
 def test_a_smaller_effect_needs_more_seeds_and_one_close_to_zero_is_decided_as_equivalent():
-    few = seeds_to_differ(effect(0.9, noise=0.8))
-    many = seeds_to_differ(effect(0.5, noise=0.8))
+    endpoint = Endpoint("val_loss", MARGIN)
+    few, many = (seeds_to_decide(effect(shift, noise=0.8), Endpoint("val_loss")) for shift in (0.9, 0.5))
     assert few is not None and many is not None and few < many
-    zero = dataclasses.replace(effect(0.2, noise=0.3), delta=0.0)
-    assert seeds_to_equal(zero, 0.3) is not None and seeds_to_equal(zero, 0.0) is None
+    assert seeds_to_decide(dataclasses.replace(effect(0.2, noise=0.3), delta=0.0), endpoint) is not None
+    assert seeds_to_decide(dataclasses.replace(WIDE, delta=0.0), Endpoint("val_loss")) is None
 
 
 def test_every_word_has_a_meaning():
-    assert {word for _, word, _ in WORDS} <= v.MEANINGS.keys()
+    assert {row[4] for row in WORDS} | {v.LOWER, v.HIGHER} == v.MEANINGS.keys()

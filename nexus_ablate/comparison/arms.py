@@ -131,16 +131,16 @@ def arms_of(runs: list[Run], left_out: list[LeftOut], study: Study | None) -> tu
 
 def _arm(name: str, runs: list[Run], left_out: list[LeftOut], study: Study | None) -> Arm:
     """The arm of some runs of one name; those that don't belong to it are added to `left_out`."""
-    last = max(runs, key=lambda run: run.begun)
+    launched = [run for run in runs if study is not None and run.source == study.source]
+    last = max(launched or runs, key=lambda run: run.begun)
     has_grid = study is not None and bool(study.lr_grid)
     wanted = study.configs.get(name) if study is not None else None
     wanted = wanted or config_hash(last.config, has_grid)
-    source = study.source if study is not None and study.source else last.source
     by_rate: dict[float, dict[int, Run]] = {}
     for run in runs:
         kept = by_rate.setdefault(run.rate if has_grid else 0.0, {})
-        if run.source != source or run.plugins != last.plugins:
-            left_out.append(run.left_out(f"by other code than the study's last launch: {_unlike(run, last)}"))
+        if run.source != last.source or run.plugins != last.plugins:
+            left_out.append(run.left_out(f"by other code than {last.path.name}: {_unlike(run, last)}"))
         elif config_hash(run.config, has_grid) != wanted:
             left_out.append(run.left_out("its configuration, defaults included, is not that of the arm"))
         elif run.seed in kept:

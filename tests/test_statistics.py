@@ -6,18 +6,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from nexus_ablate.comparison.cell import judge_cell
 from nexus_ablate.comparison.statistics import (
     detectable_difference,
-    failure_p,
-    fewest_failures,
     half_width,
-    interaction,
-    mean_interval,
+    paired_effect,
     seeds_and_text,
     seeds_needed,
     sidak,
     upper_bound,
+    welch_effect,
 )
 
 
@@ -33,7 +30,7 @@ def pair(rng, seeds, shift=0.0, rho=0.5):
 @pytest.mark.parametrize("seeds", [2, 3, 5, 20])
 def test_a_cell_is_the_paired_t_test_at_its_level(seeds):
     arm, baseline = pair(np.random.default_rng(seeds), seeds, shift=0.8)
-    effect = judge_cell(arm, baseline, 0.01)
+    effect = paired_effect(arm - baseline, 0.01)
     expected = stats.ttest_rel(arm, baseline)
     interval = expected.confidence_interval(0.99)
     assert effect.p == pytest.approx(expected.pvalue, abs=1e-10)
@@ -43,45 +40,39 @@ def test_a_cell_is_the_paired_t_test_at_its_level(seeds):
 
 def test_swapping_arm_and_baseline_negates_the_difference():
     arm, baseline = pair(np.random.default_rng(8), 6)
-    there, back = judge_cell(arm, baseline, 0.05), judge_cell(baseline, arm, 0.05)
+    there, back = paired_effect(arm - baseline, 0.05), paired_effect(baseline - arm, 0.05)
     assert there.delta == -back.delta and there.p == pytest.approx(back.p)
     assert there.low == pytest.approx(-back.high)
 
 
-def test_missing_runs_leave_the_pairs_that_are_there():
-    arm, baseline = pair(np.random.default_rng(12), 6)
-    effect = judge_cell(np.where(np.arange(6) == 4, np.nan, arm), baseline, 0.05)
-    assert effect.n == 5 and effect.delta == pytest.approx(np.delete(arm - baseline, 4).mean())
+@pytest.mark.parametrize("differences", [np.array([0.1]), np.array([])], ids=["one pair", "no pair"])
+def test_fewer_than_two_pairs_are_not_tested(differences):
+    assert paired_effect(differences, 0.05) is None
 
 
-NO_TEST = [
-    (np.ones(5), np.ones(5), "equal values"),
-    (np.array([1.0, np.nan]), np.array([2.0, 1.0]), "one pair"),
-    (np.full(3, np.nan), np.ones(3), "no pair"),
-]
+def test_equal_values_have_an_interval_of_no_width():
+    effect = paired_effect(np.zeros(5), 0.05)
+    assert (effect.low, effect.high, effect.p) == (0, 0, 1)
 
 
-@pytest.mark.parametrize(("arm", "baseline", "reason"), NO_TEST, ids=[row[-1] for row in NO_TEST])
-def test_nothing_is_tested_where_nothing_varies_or_one_pair_is_left(arm, baseline, reason):
-    assert judge_cell(arm, baseline, 0.05) is None
+@pytest.mark.parametrize(("arm_runs", "runs"), [(5, 5), (8, 8)])
+def test_runs_without_shared_seeds_are_no_more_often_different_than_welch_says(arm_runs, runs):
+    rng = np.random.default_rng(3)
+    arm, baseline = rng.normal(0.5, 1, arm_runs), rng.normal(0, 3, runs)
+    effect, expected = welch_effect(arm, baseline, 0.05), stats.ttest_ind(arm, baseline, equal_var=False)
+    assert effect.delta == pytest.approx(arm.mean() - baseline.mean())
+    assert effect.delta / effect.se == pytest.approx(expected.statistic) and effect.df <= expected.df
 
 
 def test_rounded_values_are_no_less_noisy_than_rounding_made_them():
     arm, baseline = np.array([1.1, 1.1, 1.1]), np.array([1.0, 1.0, 1.0])
-    assert judge_cell(arm, baseline, 0.05, step=0.1).se == pytest.approx(0.1 / np.sqrt(6 * 3))
-    assert judge_cell(arm, baseline, 0.05).se < 1e-15, "the control"
+    assert paired_effect(arm - baseline, 0.05, step=0.1).se == pytest.approx(0.1 / np.sqrt(6 * 3))
+    assert paired_effect(arm - baseline, 0.05).se < 1e-15, "the control"
 
 
 def test_the_levels_of_all_comparisons_multiply_to_the_level_of_the_table():
     for comparisons in (1, 8, 24):
         assert 1 - (1 - sidak(0.04, comparisons)) ** comparisons == pytest.approx(0.04)
-
-
-def test_failures_are_counted_by_barnard_s_exact_test():
-    result = [failure_p(n, 5, 0, 5) for n in (5, 4, 3)]
-    assert result == pytest.approx([2 / 2**10, 0.0215, 0.058], abs=1e-3)
-    assert failure_p(0, 5, 0, 5) == failure_p(5, 5, 5, 5) == 1.0
-    assert (fewest_failures(5, 0.01), fewest_failures(5, sidak(0.01, 8)), fewest_failures(8, 0.01)) == (5, None, 5)
 
 
 # --------------------------------------------------------------------------------------------------- seeds and text
@@ -101,9 +92,9 @@ def test_intervals_over_seeds_and_text_hold_the_truth_and_those_over_seeds_alone
     for _ in range(tables):
         differences = crossed(rng, n, 30, *sds)
         by_seed = differences @ shares
-        effect = judge_cell(by_seed, np.zeros(n), 0.05, by_block=differences, shares=shares)
+        effect = paired_effect(by_seed, 0.05, by_block=differences, shares=shares)
         held += effect.low <= 0 <= effect.high
-        interval = judge_cell(by_seed, np.zeros(n), 0.05)
+        interval = paired_effect(by_seed, 0.05)
         alone += interval.low <= 0 <= interval.high
     assert held >= 0.93 * tables - 2 * (0.05 * 0.95 * tables) ** 0.5
     if sds[1] >= 10 * sds[0]:
@@ -122,13 +113,13 @@ def test_the_two_way_error_is_that_of_a_crossed_layout_by_hand():
     assert df == pytest.approx(variance**2 / (over_seeds**2 / 5 + over_text**2 / 39))
 
 
-def test_below_sixteen_blocks_the_error_over_text_is_shown_and_not_counted():
+def test_the_error_over_text_is_counted_from_sixteen_blocks_on():
     rng = np.random.default_rng(4)
     for blocks, counted in ((15, False), (16, True)):
         differences = crossed(rng, 5, blocks, 0.1, 3, 1)
         shares = np.full(blocks, 1 / blocks)
-        effect = judge_cell(differences @ shares, np.zeros(5), 0.05, by_block=differences, shares=shares)
-        assert effect.counts_text is counted and effect.text_se > effect.seed_se
+        effect = paired_effect(differences @ shares, 0.05, by_block=differences, shares=shares)
+        assert (effect.text_se is not None) is counted
         assert (effect.se == effect.seed_se) is not counted
 
 
@@ -156,30 +147,10 @@ def test_planning_with_the_upper_bound_reaches_its_power_where_the_point_estimat
     def reached(bound):
         powers = []
         for _ in range(200):
-            spread = judge_cell(*pair(rng, 5), 0.05).spread
+            spread = paired_effect(np.subtract(*pair(rng, 5)), 0.05).spread
             seeds = seeds_needed(1.0, upper_bound(spread, 4) if bound else spread, 0.05) or 1000
             df, se = seeds - 1, 1 / np.sqrt(seeds)
             powers.append(stats.nct.sf(stats.t.ppf(0.975, df), df, 1 / se))
         return np.mean(powers)
 
     assert reached(bound=True) >= 0.8 > reached(bound=False) + 0.02
-
-
-# ------------------------------------------------------------------------------------------------ beside the test
-
-
-def test_an_interaction_is_found_where_two_changes_help_one_another():
-    rng = np.random.default_rng(14)
-    losses = rng.normal(size=(4, 8)) * 0.3 + rng.normal(size=8)
-    additive = losses + np.array([[0], [-1], [-1], [-2]])
-    result = interaction(additive[3], additive[1], additive[2], additive[0], 1)
-    assert result is not None and result.low < 0 < result.high
-    more = additive + np.array([[0], [0], [0], [-3]])
-    result = interaction(more[3], more[1], more[2], more[0], 1)
-    assert result is not None and result.high < 0
-
-
-def test_an_interval_of_one_value_has_no_ends():
-    result = mean_interval(np.array([1.0, np.nan]))
-    assert result is not None and (result.mean, result.low, result.n) == (1.0, None, 1)
-    assert mean_interval(np.array([np.nan])) is None
