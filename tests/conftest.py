@@ -26,7 +26,7 @@ from checkouts import Checkout
 
 from nexus_ablate import provenance
 from nexus_ablate.config.compose import compose
-from nexus_ablate.planning import cost
+from nexus_ablate.launch import cost
 from nexus_ablate.provenance import source_hashes
 from nexus_ablate.runs import find_runs
 from nexus_ablate.training.session import train

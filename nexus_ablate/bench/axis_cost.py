@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,6 @@ from nexus_ablate.bench.timing import MOST_PROGRAMS, Clock, Spread, clock_of, in
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.model import build_model
-from nexus_ablate.planning.cost import kept_bytes
 from nexus_ablate.training.device import device_of, precision_context
 
 LAYERS = {"norm": "one norm", "ffn": "the FFN"}
@@ -185,3 +184,20 @@ def _timed(candidates: list[Candidate], baseline: str, seconds: float, clock: Cl
         kept = kept_bytes(candidate.forward, [candidate.x_BTD, *candidate.weights])
         costs.append(OptionCost(*candidate.key, spread(forward), spread(backward), spread(both), ratio, kept))
     return costs
+
+
+def kept_bytes(forward: Callable[[], object], without: Iterable[Tensor]) -> int:
+    """Bytes of the tensors that autograd keeps after a forward pass, without some, such as weights."""
+    own = {tensor.untyped_storage()._cdata for tensor in without}
+    kept: dict[int, Tensor] = {}  # each storage counts once, and is held so that its address is not reused
+
+    def keep(tensor: Tensor) -> Tensor:
+        address = tensor.untyped_storage()._cdata
+        if address not in own:
+            kept[address] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        outputs = forward()
+    del outputs
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())

@@ -6,13 +6,13 @@ import math
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from nexus_ablate.cli.verb import Flag, Flags, one_of, whole
+from nexus_ablate.cli.verb import Flag, Flags, whole
 from nexus_ablate.errors import ConfigError
 
 if TYPE_CHECKING:
-    from nexus_ablate.execution.launch import Backend
-    from nexus_ablate.execution.local_pool import LocalPool
-    from nexus_ablate.execution.slurm import Slurm
+    from nexus_ablate.launch.launch import Backend
+    from nexus_ablate.launch.local import LocalPool
+    from nexus_ablate.launch.slurm import Slurm
 
 
 def _sbatch(text: str) -> tuple[str, str]:
@@ -23,11 +23,9 @@ def _sbatch(text: str) -> tuple[str, str]:
 
 
 LAUNCHER = Flag("--launcher", "NAME", "what runs the jobs: local, slurm, joblib, ray ... (docs/clusters.md)")
-CLUSTER = Flag("--cluster", "slurm", "replaced by --launcher slurm", one_of("--cluster", "slurm"))
 WORKERS = Flag(
     "--workers", "N", "runs at the same time (auto: one per GPU, or per core)", whole("--workers", 2, also=("auto",))
 )
-PER_GPU = Flag("--workers-per-gpu", "N", "concurrent runs on each free GPU (1)", whole("--workers-per-gpu", 2, most=64))
 TIME = Flag(
     "--time", "MINUTES", "per run (240 in a job); the next launch resumes it", whole("--time", 240, "of minutes")
 )
@@ -39,9 +37,9 @@ SLURM_FLAGS = (
     Flag("--parallel", "N", "most jobs at the same time (256)", whole("--parallel", 256)),
     Flag("--sbatch", "K=V", "any other option of sbatch; may be repeated", _sbatch, repeated=True),
 )
-BACKEND_FLAGS = (LAUNCHER, WORKERS, PER_GPU, TIME, *SLURM_FLAGS, CLUSTER)
+BACKEND_FLAGS = (LAUNCHER, WORKERS, TIME, *SLURM_FLAGS)
 ACCEPTED = {
-    "local": (WORKERS, PER_GPU, TIME),
+    "local": (WORKERS, TIME),
     "slurm": (TIME, *SLURM_FLAGS),
 }
 """The flags that each backend takes; Hydra's launchers take none, but settings: hydra.launcher.KEY=VALUE."""
@@ -55,20 +53,16 @@ SUBMITIT_KEYS = {
     "gres": "--gres",
     "array_parallelism": "--parallel",
 }
-"""The flag for each setting of Hydra's submitit launcher."""
+"""The flag for each setting of Hydra's submitit launcher that has one; others are options of sbatch."""
+SBATCH_NAMES = {"tasks_per_node": "ntasks-per-node", "name": "job-name"}
 
 
-def split_launcher(words: list[str], flags: Flags, command: str) -> tuple[list[str], str, list[str]]:
+def split_launcher(words: list[str], flags: Flags) -> tuple[list[str], str, list[str]]:
     """The words without those for a launcher, the launcher's name, and its settings: `hydra.launcher.KEY=VALUE`.
 
-    Args:
-        command: What the user typed before the words, for the error.
-
     Raises:
-        ConfigError: Two launchers, `--cluster`, or settings without a launcher.
+        ConfigError: Two launchers, or settings without a launcher.
     """
-    if "cluster" in flags:
-        raise ConfigError("--cluster is now --launcher", "--cluster slurm", f"{command} --launcher slurm")
     settings = [word for word in words if word.lstrip("+").startswith("hydra.launcher.")]
     chosen = [word.partition("=")[2] for word in words if word.startswith("hydra/launcher=")]
     chosen += [flags["launcher"]] if "launcher" in flags else []
@@ -83,13 +77,13 @@ def split_launcher(words: list[str], flags: Flags, command: str) -> tuple[list[s
     return rest, names.pop() if names else "local", settings
 
 
-def backend_of(words: list[str], flags: Flags, command: str) -> tuple[list[str], Backend]:
+def backend_of(words: list[str], flags: Flags) -> tuple[list[str], Backend]:
     """The words without those for a launcher, and the backend that runs the jobs, checked.
 
     Raises:
         ConfigError: The flags contradict each other, or the backend is not available here.
     """
-    words, name, settings = split_launcher(words, flags, command)
+    words, name, settings = split_launcher(words, flags)
     accepted = ACCEPTED.get(name, ())
     for flag in BACKEND_FLAGS[1:]:
         if flag.key in flags and flag not in accepted:
@@ -103,7 +97,7 @@ def backend_of(words: list[str], flags: Flags, command: str) -> tuple[list[str],
         return words, _local(flags, device, settings)
     if name == "slurm":
         return words, _slurm(words, flags, device, settings)
-    from nexus_ablate.execution.hydra_launcher import HydraLauncher
+    from nexus_ablate.launch.hydra import HydraLauncher
 
     launcher = HydraLauncher(name, tuple(settings))
     launcher.check()
@@ -111,35 +105,36 @@ def backend_of(words: list[str], flags: Flags, command: str) -> tuple[list[str],
 
 
 def _local(flags: Flags, device: str, settings: list[str]) -> LocalPool:
-    from nexus_ablate.execution.local_pool import LocalPool
-    from nexus_ablate.gpus import on_gpu
+    from nexus_ablate.launch.local import LocalPool
 
     if settings:
         raise ConfigError("the launcher of this machine has other settings", settings[0], "--workers 2")
-    if "workers_per_gpu" in flags and "workers" in flags:
-        problem = "--workers-per-gpu and --workers contradict each other"
-        raise ConfigError(problem, "both", "leave --workers out")
-    if "workers_per_gpu" in flags and not on_gpu(device):
-        got = f"--workers-per-gpu {flags['workers_per_gpu']}, train.device={device}"
-        raise ConfigError("there is no GPU to share", got, "--workers 2")
     if device not in ("auto", "cpu") and "," not in device:
         from nexus_ablate.training.device import choose_device
 
         choose_device(device)  # raises where this machine lacks it, before a folder is made
     limit = 60 * flags["time"] if "time" in flags else math.inf
-    return LocalPool(flags.get("workers", "auto"), flags.get("workers_per_gpu", 1), limit)
+    return LocalPool(flags.get("workers", "auto"), limit)
 
 
 def _slurm(words: list[str], flags: Flags, device: str, settings: list[str]) -> Slurm:
-    from nexus_ablate.execution.slurm import Slurm, refuse_secrets
+    from nexus_ablate.launch.slurm import Slurm, refuse_secrets
+    from nexus_ablate.study.arm_overrides import key_of
+    from nexus_ablate.study.definition import runs_dir_of
 
-    refuse_secrets(word for word in words if not word.startswith(("question=", "claim=", "stated=")))
+    refuse_secrets(word for word in words if not word.startswith("question="))
+    folder = runs_dir_of([word for word in words if key_of(word) == "runs_dir"]).absolute()
+    if "%" in str(folder):  # in the names of a job's files, SLURM replaces what follows it
+        raise ConfigError("SLURM cannot write into a folder with % in its path", str(folder), "runs_dir=runs_slurm")
     readers = {flag.name: flag for flag in (TIME, *SLURM_FLAGS)}
     resources: dict[str, Any] = {flag.key: flags[flag.key] for flag in readers.values() if flag.key in flags}
     for setting in settings:
         key, _, value = setting.lstrip("+").removeprefix("hydra.launcher.").partition("=")
         if key not in SUBMITIT_KEYS:
-            raise ConfigError("the SLURM launcher has no such setting", setting, "--sbatch NAME=VALUE, as of sbatch")
+            option = key.removeprefix("additional_parameters.")
+            name = SBATCH_NAMES.get(option, option.replace("_", "-"))
+            resources.setdefault("sbatch", []).append((name, value))
+            continue
         flag = readers[SUBMITIT_KEYS[key]]
         resources[flag.key] = "" if value == "null" else flag.read(value)
     if device == "cpu":

@@ -31,7 +31,7 @@ def refuse_epochs(arguments: list[str]) -> None:
     )
 
     from nexus_ablate.config.compose import compose
-    from nexus_ablate.planning.cost import text_tokens
+    from nexus_ablate.launch.cost import text_tokens
 
     config = compose(overrides)
     tokens = text_tokens(config)

@@ -70,10 +70,10 @@ def facts_of(overrides: list[str], tokens: int | None) -> Facts:
     config = compose(overrides)
     refuse_hydra_keys(overrides)
 
+    from nexus_ablate.launch.cost import vocabulary
     from nexus_ablate.measure.architecture import architecture
     from nexus_ablate.model import countable_model
     from nexus_ablate.optimizers import decay_groups
-    from nexus_ablate.planning.cost import vocabulary
 
     if tokens is None and config.vocab_size == "auto" and config.data.keys.get("tokenizer") not in ("bytes", "char"):
         tokens = vocabulary(config)
@@ -89,9 +89,9 @@ def facts_of(overrides: list[str], tokens: int | None) -> Facts:
 
 def _regime(config: RunConfig, params: int, vocab_size: int) -> Facts:
     """What the budget lets a run show; of a budget in FLOPs the steps depend on the vocabulary of the data."""
+    from nexus_ablate.launch.cost import cost_of, text_tokens
     from nexus_ablate.measure.initial import initial_of
     from nexus_ablate.measure.regime import regime_of
-    from nexus_ablate.planning.cost import cost_of, text_tokens
 
     steps = config.resolved.steps
     if steps is None:

@@ -1,21 +1,20 @@
-"""`nexus-ablate plan STUDY ...`: a study's arms, refusals, costs and fairness. Nothing is run or written."""
+"""`nexus-ablate plan STUDY ...`: a study's arms, refusals and costs. Nothing is run or written."""
 
 from __future__ import annotations
 
 import math
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from nexus_ablate.cli.backend import WORKERS
-from nexus_ablate.cli.verb import FULL, Flags, Verb
-from nexus_ablate.console import UNLIMITED, duration, grid, print_table, several
-from nexus_ablate.errors import OK, printable
+from nexus_ablate.cli.verb import Flags, Verb
+from nexus_ablate.console import duration, grid, open_console, several
+from nexus_ablate.errors import OK, ConfigError, printable
 from nexus_ablate.runs.naming import BASELINE
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
-    from nexus_ablate.planning.preview import StudyPlan
+    from nexus_ablate.launch.launch import Planned
+    from nexus_ablate.launch.local import Places
 
 VERB = Verb(
     "plan",
@@ -25,125 +24,126 @@ VERB = Verb(
         ("plan norms", ""),
         ("plan mine vary.norm=layer,rms vary.bias=on,off match=params", ""),
     ),
-    (WORKERS, FULL),
-    "Prints the arms with parameters, FLOPs, memory and time, the reasons for refused ones, how many runs are already "
-    "finished, and the fairness conditions that can be checked in advance. `~`: estimated, because no run of the arm "
-    "has finished.",
+    (WORKERS,),
+    "Prints the arms with parameters, FLOPs and time, the reasons for refused ones, how many runs are missing, and the "
+    "difference that the seeds can show. `~`: estimated, because no run of the arm has finished.",
     "a study",
     kind="studies",
 )
+HEADS = ("arm", "params", "", "FLOPs/token", "", "tokens", "per run")
 
 
 def run(words: list[str], flags: Flags) -> int:
     """Print the plan of a study."""
-    from nexus_ablate.console import open_console
-    from nexus_ablate.planning.cores_and_gpus import places_for
-    from nexus_ablate.planning.jobs import Runs
-    from nexus_ablate.planning.preview import make_plan
-    from nexus_ablate.study.definition import read_request, strata_of
+    from nexus_ablate.launch.jobs import missing
+    from nexus_ablate.launch.launch import plan
+    from nexus_ablate.launch.local import places_for
+    from nexus_ablate.study.definition import read_study, settings_of
 
-    console, plans = open_console(), []
-    for request in strata_of(read_request(words)):
-        runs = Runs.of(request)
-        with open_console(stderr=True).status(f"counting the costs of {several(len(runs.configs), 'arm')}"):
-            where = places_for([*runs.tuning, *runs.claims], flags.get("workers", "auto"))
-            plans.append(make_plan(runs, where))
-        if len(plans) > 1:
-            console.print()
-        _show(plans[-1], console, "full" in flags)
-    if len(plans) > 1:
-        count, time = _total(plans)
-        console.print(f"\n{len(plans)} strata: {count} runs, about {time or 'an unknown time'}")
+    study, launch_overrides = read_study(words)
+    console = open_console()
+
+    def say(text: str) -> None:
+        console.print(printable(text, 2000), markup=False, soft_wrap=True)
+
+    say(f"{study.name}  {study.question}".rstrip())
+    settings = [plan(setting, launch_overrides) for setting in settings_of(study)]
+    places = places_for([job for planned in settings for job in planned.jobs], flags.get("workers", "auto"))
+    seconds: list[float | None] = []
+    for planned in settings:
+        if planned.study.setting:
+            say(f"\n{planned.study.setting}: {' '.join(study.settings[planned.study.setting])}")
+        per_run = _show_arms(planned, places)
+        seconds += [per_run[job.arm] for job in missing(planned.jobs)]
+    say("")
+    for line in _notes(settings[0]):
+        say(line)
+    for title, arm in settings[0].study.equal.items():
+        say(f"equal    {title} is {arm}")
+    for planned in settings:
+        for title, reason in planned.study.refused.items():
+            say(f"refused  {title}: {reason}")
+    say(_seeds(settings[0]))
+    runs = sum(len(planned.jobs) for planned in settings)
+    known = [value for value in seconds if value is not None]
+    total = "an unknown time"
+    if len(known) == len(seconds):
+        total = duration(math.fsum(known) / max(1, min(places.workers, len(known))))
+    say(f"{several(runs, 'run')}, {len(seconds)} missing: about {total} by {places}")
     return OK
 
 
-def _show(plan: StudyPlan, console: Console, full: bool) -> None:
-    """Print the plan; `full`: with the arms' whole names."""
-    from rich.markup import escape
+def _show_arms(planned: Planned, places: Places) -> dict[str, float | None]:
+    """Print the costs of each arm. Returns the seconds of a run, None where no speed is known.
 
-    from nexus_ablate.planning.design import label
-    from nexus_ablate.report.arm_tables import TONES
-    from nexus_ablate.report.terminal import COLOURS
+    An arm's speed is that of its finished runs, else the baseline's by their FLOPs.
+    """
+    from nexus_ablate.launch.cost import cost_of, measured_speed, seconds_of
+
+    speeds = {}
+    for arm in planned.configs:
+        speeds[arm] = _recorded_speed(planned, arm)
+    base_speed = speeds[BASELINE]
+    if base_speed is None and None in speeds.values():
+        base_speed = measured_speed(planned.configs[BASELINE], places.threads)
+    base = cost_of(planned.configs[BASELINE])
+    rows, per_run = [], {}
+    for arm, config in planned.configs.items():
+        cost, recorded = cost_of(config), speeds[arm]
+        speed = recorded or (base_speed and base_speed * base.flops_per_token / cost.flops_per_token)
+        per_run[arm] = seconds_of(config, cost, speed) if speed else None
+        shares = [f"{cost.params / base.params - 1:+.1%}", f"{cost.flops_per_token / base.flops_per_token - 1:+.1%}"]
+        if arm == BASELINE:
+            shares = ["", ""]
+        flops = f"{cost.flops_per_token / 1e6:,.2f}M"
+        time = (duration(per_run[arm]) or "?") + ("" if recorded else " ~")
+        rows.append([arm, f"{cost.params:,}", shares[0], flops, shares[1], f"{cost.tokens:,}", time])
+    console = open_console()
+    console.print(grid(HEADS, rows, console.width))
+    return per_run
+
+
+def _recorded_speed(planned: Planned, arm: str) -> float | None:
+    """Tokens per second of an arm's finished runs; None if there are none."""
+    from nexus_ablate.runs import read_status, read_summary
+
+    speeds = []
+    for job in planned.jobs:
+        if job.arm == arm and job.state()[0] == "finished":
+            summary = read_summary(job.path, read_status(job.path)) or {}
+            speeds.append(summary.get("tokens_per_second") or 0.0)
+    return fmean(speeds) or None if speeds else None
+
+
+def _notes(planned: Planned) -> list[str]:
+    """What the budget of the baseline lets a study show, and which settings of the baseline an arm does not keep."""
+    from nexus_ablate.launch.cost import cost_of, text_tokens
+    from nexus_ablate.measure.regime import check_passes, regime_of
     from nexus_ablate.study.arm_overrides import lost
 
-    def say(style: str, head: str, text: str) -> None:
-        console.print(f"[{style}]{head}[/{style}]{escape(printable(text, 2000))}")
-
-    study = plan.study
-    say("bold", escape(printable(study.name)), f"  {study.question}")
-    if study.baseline:
-        say("dim", "baseline", f"  {label(study.baseline)}")
-    console.print()
-    print_table(console, _arms(plan, UNLIMITED if full else console.width), full)
-    for arm in study.arms:
-        for note in arm.also_changes:
-            say("dim", "note", f"     {note}")
-        if texts := lost(study.baseline, arm.overrides):
-            note = f"{arm.name} drops {', '.join(texts)} of the baseline; write it in the arm to keep it"
-            say("dim", "note", f"     {note}")
-    for copy in study.equal:
-        say("dim", "equal", f"    {label(copy.overrides)} is {copy.arm}")
-    for refused in study.refused:
-        say("red", "refused", f"  {label(refused.overrides)}: {refused.reason}")
-    if study.requires and not study.lr_grid:
-        conditions = ", ".join(f"{name} {bound}" for name, bound in study.requires.items())
-        rest = "of the baseline, which is trained first; if not, no other arm is trained"
-        say("dim", "requires", f"  {conditions} {rest}")
-    console.print()
-    say("dim", "regime", f"  {plan.regime}")
-    for check in plan.fairness:
-        say(COLOURS[TONES[check.status]], check.status, f"  {check.name}: {check.text}")
-    console.print(f"\n{_runs(plan)}")
+    study, base = planned.study, planned.configs[BASELINE]
+    cost, text = cost_of(base), text_tokens(base)
+    regime = regime_of(base, cost.params_non_embedding, cost.steps, text)
+    lines = [f"baseline {' '.join(study.baseline)}", f"regime   {regime}"]
+    lines += [f"WARN     {why}" for why in regime.warnings()]
+    try:
+        check_passes(base, text or cost.tokens)
+    except ConfigError as error:
+        lines.append(f"FAIL     {error.problem}; try {error.fix}")
+    for arm, overrides in study.arms.items():
+        if texts := lost(study.baseline, overrides):
+            lines.append(f"note     {arm} drops {', '.join(texts)} of the baseline; write it in the arm to keep it")
+    return lines
 
 
-def _runs(plan: StudyPlan) -> str:
-    """How many runs there are, of what, and how long the missing ones take here."""
-    from nexus_ablate.comparison.learning_rates import RATES
+def _seeds(planned: Planned) -> str:
+    """The difference that the seeds can show."""
+    from nexus_ablate.comparison.statistics import LEVEL, detectable_difference, sidak
+    from nexus_ablate.study.study import FEWEST_SEEDS
 
-    study, where = plan.study, plan.where
-    what = f"{several(len(plan.arms), 'arm')} x seeds {','.join(map(str, study.first_seeds))}"
-    if study.lr_grid:
-        last = " by the last look" if study.looks else ""
-        what += (
-            f" x {RATES} rates, and before that {len(study.lr_grid)} rates x {len(study.tuning_seeds)} tuning seeds "
-            f"per arm; up to {plan.further_runs} more{last} where the best rate lies further out"
-        )
-    if study.looks:
-        what += f", then {', '.join(map(str, study.looks[1:]))} seeds for undecided arms"
-    count, time = _total([plan])
-    states = ", ".join(f"{n} {state}" for state, n in plan.states.items())
-    place = f" on {several(len(where.gpus), 'GPU')}" if where.gpus else ""
-    return (
-        f"{count} runs: {what} ({states})\n"
-        f"about {time or 'an unknown time (there is no finished run)'} for what is missing, "
-        f"{where.workers} at a time with {several(where.threads, 'CPU thread')}{place}"
-    )
-
-
-def _total(plans: list[StudyPlan]) -> tuple[str, str]:
-    """How many runs some strata have and how long the missing ones take ('' if unknown), with looks to the last one."""
-    runs, later_runs = sum(plan.runs for plan in plans), sum(plan.later_runs for plan in plans)
-    count = f"{runs} to {runs + later_runs}" if later_runs else str(runs)
-    seconds = [plan.seconds for plan in plans if plan.seconds is not None]
-    later = [plan.later_seconds for plan in plans if plan.later_seconds is not None]
-    if len(seconds) < len(plans):
-        return count, ""
-    time = duration(math.fsum(seconds))
-    if later_runs and len(later) == len(plans):
-        time += f" to {duration(math.fsum(seconds + later))}"
-    return count, time
-
-
-def _arms(plan: StudyPlan, width: int) -> Table:
-    rows = []
-    for arm in plan.arms:
-        more_params, more_flops = f"{arm.params_share:+.1%}", f"{arm.flops_share:+.1%}"
-        if arm.arm.name == BASELINE:
-            more_params = more_flops = ""
-        params, flops = f"{arm.cost.params:,}", f"{arm.cost.flops_per_token / 1e6:,.2f}M"
-        memory = f"{arm.cost.memory_bytes / 2**20:,.0f} MiB"
-        time = duration(arm.seconds) or "?"
-        if not arm.recorded:
-            time += " ~"
-        rows.append([arm.arm.name, params, more_params, flops, more_flops, memory, time])
-    return grid(("arm", "params", "", "FLOPs/token", "", "memory", "per run"), rows, width)
+    study = planned.study
+    text = f"seeds    {several(len(study.seeds), 'seed')}"
+    if len(study.seeds) < FEWEST_SEEDS:
+        return f"{text}; a word about a difference needs {FEWEST_SEEDS}"
+    found = detectable_difference(1.0, len(study.seeds), sidak(LEVEL, max(study.cells, 1)))
+    return f"{text} show {found:.2g} SD of a pair's difference with 80% power"

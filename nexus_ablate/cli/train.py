@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 
 from nexus_ablate.cli.backend import BACKEND_FLAGS, backend_of
@@ -59,11 +58,11 @@ def run(overrides: list[str], flags: Flags) -> int:
         if others:
             fix = "nexus-ablate norm=layer --cfg job"
             raise ConfigError(f"{others[0]} is for one configuration, without -m", f"-m {others[0]}", fix)
-        from nexus_ablate.execution.multirun import multirun
+        from nexus_ablate.launch.multirun import multirun
         from nexus_ablate.training.distributed import require_one_process
 
         require_one_process("a multirun")
-        return multirun(*backend_of(overrides, flags, shlex.join(["nexus-ablate", "-m", *overrides])))
+        return multirun(*backend_of(overrides, flags))
     if one_run := [flag.name for flag in BACKEND_FLAGS if flag.key in flags]:
         raise ConfigError(f"{one_run[0]} is for many runs", one_run[0], f"nexus-ablate -m seed=0,1,2 {one_run[0]} ...")
     shown = typed(flags, "cfg", "info", "hydra_help")

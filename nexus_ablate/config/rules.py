@@ -19,7 +19,7 @@ from nexus_ablate.config.roles import DECAYED
 from nexus_ablate.config.run_config import MEANT, Resolved, RunConfig, by_key
 from nexus_ablate.errors import ConfigError, unknown
 
-_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]*")
+_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9=,+._@-]*")
 
 
 def check_rules(config: RunConfig) -> None:
@@ -74,7 +74,7 @@ def check_rules(config: RunConfig) -> None:
     check_project(str(config.tracker.keys.get("project", "")), "tracker.project=", "tracker.entity=")
     if not _SAFE_NAME.fullmatch(config.experiment):
         fix = f"experiment={re.sub('[^A-Za-z0-9]+', '_', config.experiment).strip('_') or 'mine'}"
-        raise ConfigError("experiment is the name of a folder: letters, digits, . _ @ -", config.experiment, fix)
+        raise ConfigError("experiment is the name of a folder: letters, digits, = , + . _ @ -", config.experiment, fix)
 
 
 def check_vocabulary(config: RunConfig, tokens: int) -> None:

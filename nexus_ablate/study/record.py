@@ -32,7 +32,8 @@ def load(folder: Path) -> Study | None:
         values = load_yaml(text)
         if not isinstance(values, dict):
             raise ValueError("not a mapping" if text.strip() else "the file is empty")
-        if missing := [key for key in ("arms", "seeds") if key not in values]:
+        needed = ("seeds",) if "multirun" in values else ("arms", "seeds")
+        if missing := [key for key in needed if key not in values]:
             raise ValueError(f"{missing[0]} is missing")
         name, _, setting = folder.name.partition("@")
         return from_values(values | {"name": name, "setting": setting})

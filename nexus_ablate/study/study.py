@@ -39,7 +39,7 @@ WORTH_ARMS = {"baseline-0.5x": 0.5, "baseline-2x": 2.0}
 RATES = 7
 STEP = 2**0.5
 """Rates of `lr_grid: auto`, and the factor between neighbours."""
-STUDY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
+STUDY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9=,+._-]{0,119}")
 SETTING_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 DESIGNS = ("one_at_a_time", "grid")
 MATCHES = ("none", "params", "flops", "tokens")

@@ -1,4 +1,4 @@
-"""The jobs of a study or multirun by one of Hydra's launchers: joblib, ray, rq, submitit_local and any other plugin.
+"""The jobs of a study by one of Hydra's launchers: joblib, ray, rq, submitit_local and any other plugin.
 
 A launcher takes an explicit list of overrides. It collects the return values of its jobs and gives up if one of them is
 gone, so the state of a run is then read from its directory, and the same command launches what is missing.
@@ -23,11 +23,12 @@ from nexus_ablate.config.options import conf_dir
 from nexus_ablate.config.override_syntax import quoted
 from nexus_ablate.config.overrides import check_overrides
 from nexus_ablate.errors import ConfigError, require_module, unknown
-from nexus_ablate.execution.job_progress import JobProgress
-from nexus_ablate.execution.local_pool import Worker
-from nexus_ablate.execution.slurm import refuse_secrets
-from nexus_ablate.execution.worker import JobResult, Task
-from nexus_ablate.planning.jobs import Job
+from nexus_ablate.gpus import visible_gpus
+from nexus_ablate.launch.jobs import Job
+from nexus_ablate.launch.local import Worker
+from nexus_ablate.launch.progress import Progress
+from nexus_ablate.launch.slurm import refuse_secrets
+from nexus_ablate.launch.worker import JobResult, Task
 from nexus_ablate.training.signals import StopRequest
 
 PACKAGES = {
@@ -68,7 +69,7 @@ class HydraLauncher:
         with self._created(lambda composed: None):
             pass
 
-    def run(self, jobs: list[Job], progress: JobProgress) -> str:
+    def run(self, jobs: list[Job], progress: Progress) -> str:
         """Let the launcher run the jobs, and report all of them when it has returned. Returns the stop signal, or ''.
 
         Raises:
@@ -159,7 +160,10 @@ def train_current(tasks: Mapping[tuple[str, ...], Task], composed: Any) -> JobRe
     """
     from hydra.core.hydra_config import HydraConfig
 
-    return train_apart(tasks[tuple(HydraConfig.get().overrides.task)])
+    current, gpus = HydraConfig.get(), visible_gpus()
+    if gpus and composed.train.device in ("auto", "cuda"):
+        _worker.gpu = _worker.gpu or gpus[current.job.num % len(gpus)]
+    return train_apart(tasks[tuple(current.overrides.task)])
 
 
 _worker = Worker()

@@ -1,4 +1,4 @@
-"""The worker's side of an execution backend: a process that imports torch once and trains one run after another."""
+"""A process that imports torch once and trains one run after another."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from typing import Any
 from nexus_ablate import errors
 from nexus_ablate.config.plugins import VARIABLE as PLUGINS
 from nexus_ablate.errors import AGAIN, ConfigError
+from nexus_ablate.launch.jobs import Job
 from nexus_ablate.masking import masked_streams
-from nexus_ablate.planning.jobs import Job
 from nexus_ablate.provenance import source_hash
 from nexus_ablate.runs import open_regular
 from nexus_ablate.runs.lookup import id_of
@@ -47,14 +47,14 @@ class Task:
     """A job on its way to the process that trains it, with what that process must have in common with this one.
 
     Attributes:
-        overrides, arm, path: Of the job.
-        conditions: Saved in env.json: who runs the job, and what else runs on the machine.
+        overrides, folder, path: Of the job.
+        conditions: Saved in env.json: the arm, who runs the job, and what else runs on the machine.
         source: `provenance.source_hash` of the process that made the job.
         plugins: The plugins' directories there.
     """
 
     overrides: list[str]
-    arm: str
+    folder: str
     path: Path
     conditions: dict[str, Any]
     source: str
@@ -65,7 +65,7 @@ class Task:
         """The task of a job; `settings` are further overrides, for how it is carried out."""
         overrides = merged(job.overrides, [*settings])
         plugins = os.environ.get(PLUGINS, "")
-        return cls(overrides, job.arm, job.path, job.conditions | conditions, source_hash(), plugins)
+        return cls(overrides, job.folder, job.path, job.conditions | conditions, source_hash(), plugins)
 
     def train(self, warned: Callable[[str], None] | None = None) -> JobResult:
         """Train the run in this process.
@@ -95,14 +95,14 @@ class Task:
             self.overrides,
             quiet=warned is not None,
             brief=True,
-            arm=self.arm,
+            arm=self.folder,
             run_conditions=self.conditions,
             warned=warned,
         )
         return JobResult(outcome.status, path=outcome.path)
 
 
-def result_of(error: Exception) -> JobResult:
+def result_of(error: BaseException) -> JobResult:
     """The result of a job that raised an error, which is printed: a bug in one run must not stop the others."""
     if isinstance(error, errors.UserError):
         print(error, file=sys.stderr)
@@ -111,14 +111,14 @@ def result_of(error: Exception) -> JobResult:
     return JobResult(errors.BUG, errors.described(error))
 
 
-def work(pipe: connection.Connection, threads: int | None, leases: bool, log: Path | None) -> None:
+def work(pipe: connection.Connection, threads: int | None, gpu: str, log: Path | None) -> None:
     """Train the tasks that come through the pipe, until the driver closes it or dies.
 
     torch is imported with the first task, after this process's threads and GPU are set.
 
     Args:
         threads: Number of CPU threads; None: each run decides.
-        leases: Whether it reserves a GPU before its first run, and until it ends.
+        gpu: The only GPU that it may use; "" leaves the choice to each run.
         log: The file for its output; None: the driver's output, with the progress of each run.
     """
     for number in (signal.SIGINT, signal.SIGHUP):  # they reach the whole process group; the driver handles them
@@ -131,12 +131,12 @@ def work(pipe: connection.Connection, threads: int | None, leases: bool, log: Pa
     if threads is not None:
         for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
             os.environ[variable] = str(threads)
+    if gpu:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
 
-    from nexus_ablate.training.device import lease_gpu, share_cores_politely
+    from nexus_ablate.training.device import share_cores_politely
 
     share_cores_politely()
-    if leases:
-        lease_gpu()
     while True:
         try:
             task: Task = pipe.recv()
@@ -146,7 +146,7 @@ def work(pipe: connection.Connection, threads: int | None, leases: bool, log: Pa
         with masked_streams():
             try:
                 result = task.train(None if log is None else warnings.append)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 result = result_of(error)
         gc.collect()
         reset_peak_memory()

@@ -1,4 +1,4 @@
-"""The jobs of a study or multirun on this machine: worker processes that keep torch imported between runs."""
+"""The jobs of a study on this machine: worker processes that keep torch imported between runs."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from queue import SimpleQueue
 from threading import Lock
 
 from nexus_ablate import errors
+from nexus_ablate.console import several
 from nexus_ablate.errors import AlreadyRunning
-from nexus_ablate.execution.job_progress import JobProgress
-from nexus_ablate.execution.worker import JobResult, Task, reset_peak_memory, work
+from nexus_ablate.gpus import visible_gpus
+from nexus_ablate.launch.jobs import Job
+from nexus_ablate.launch.progress import Progress
+from nexus_ablate.launch.worker import JobResult, Task, reset_peak_memory, work
 from nexus_ablate.masking import mask
-from nexus_ablate.planning.cores_and_gpus import places_for
-from nexus_ablate.planning.jobs import Job
 from nexus_ablate.runs import append_log, atomic_write_json, has_status, make_directory, open_regular, read_status
 from nexus_ablate.runs.files import storage
 from nexus_ablate.runs.ownership import LIVE, now, release, take_lock
+from nexus_ablate.training.device import IdleCores, bound_of_threads
 from nexus_ablate.training.signals import StopRequest
 
 POLL_SECONDS = 0.25
@@ -34,6 +36,48 @@ GRACE_SECONDS = 60.0
 """Time that a run has to save and stop after its limit; then its process is killed."""
 TIME_OVER = "its time limit was reached"
 _STARTING = Lock()
+
+
+@dataclass(frozen=True)
+class Places:
+    """How this machine is shared: workers, the CPU threads of each, and the GPUs, which workers take in turn."""
+
+    workers: int
+    threads: int
+    gpus: list[str]
+
+    def __str__(self) -> str:
+        text = f"{several(self.workers, 'worker')} of {several(self.threads, 'CPU thread')}"
+        return text + (f" on {several(len(self.gpus), 'GPU')}" if self.gpus else "")
+
+    def gpu(self, worker: int) -> str:
+        return self.gpus[worker % len(self.gpus)] if self.gpus else ""
+
+    @property
+    def run_conditions(self) -> dict[str, int]:
+        """For env.json: runs that share a device are slower than one alone."""
+        return {"workers": self.workers, "runs_per_device": -(-self.workers // max(1, len(self.gpus)))}
+
+
+def places_for(jobs: list[Job], requested: int | str) -> Places:
+    """How to share this machine among jobs.
+
+    Args:
+        requested: Number of workers; `auto`: one per GPU, or without GPUs one per CPU core.
+    """
+    train = jobs[0].config.train
+    gpus = visible_gpus() if train.device in ("auto", "cuda") else []
+    cores = IdleCores.cores()
+    if requested != "auto":
+        workers = int(requested)
+    elif gpus or train.device not in ("auto", "cpu"):
+        workers = len(gpus)
+    else:
+        workers = cores
+    workers = max(1, min(workers, len(jobs)))
+    share = min(max(1, cores // workers), bound_of_threads() or cores)
+    threads = share if train.threads == "auto" else int(train.threads)
+    return Places(workers, threads, gpus)
 
 
 @contextlib.contextmanager
@@ -53,8 +97,8 @@ def _without_the_script() -> Iterator[None]:
 class Worker:
     """A worker process. It starts with its first job, and again after a job took it down. Arguments: as `work`."""
 
-    def __init__(self, threads: int | None = None, leases: bool = False, log: Path | None = None) -> None:
-        self.threads, self.leases, self.log = threads, leases, log
+    def __init__(self, threads: int | None = None, gpu: str = "", log: Path | None = None) -> None:
+        self.threads, self.gpu, self.log = threads, gpu, log
         self._process: SpawnProcess | None = None
         self._pipe: connection.Connection
 
@@ -67,7 +111,7 @@ class Worker:
                 os.close(open_regular(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
         context = get_context("spawn")
         self._pipe, end = context.Pipe()
-        arguments = (end, self.threads, self.leases, self.log)
+        arguments = (end, self.threads, self.gpu, self.log)
         self._process = context.Process(target=work, args=arguments, name="worker")
         with _without_the_script():
             self._process.start()
@@ -133,30 +177,29 @@ class LocalPool:
     """Worker processes on this machine.
 
     Attributes:
-        workers: Number of concurrent runs; `auto`: one per GPU, or one per CPU core as far as memory allows.
-        per_gpu: Concurrent runs per GPU, where `workers` is `auto`.
+        workers: Number of concurrent runs; `auto`: one per GPU, or one per CPU core.
         limit: Seconds per run in this launch. A run that takes longer is saved; the same command resumes it.
     """
 
     workers: int | str = "auto"
-    per_gpu: int = 1
     limit: float = math.inf
 
-    def run(self, jobs: list[Job], progress: JobProgress) -> str:
+    def run(self, jobs: list[Job], progress: Progress) -> str:
         """Run every job. One that another process is training is tried once more after all others.
 
         Returns:
             The stop signal, or ''. After a stop signal every running job was saved, with the status 75.
         """
-        where = places_for(jobs, self.workers, self.per_gpu)
-        progress.queued(len(jobs), where.description)
-        logs = progress.directory / ".workers"
+        places = places_for(jobs, self.workers)
+        progress.queued(len(jobs), str(places))
+        logs = progress.folder / ".workers"
         make_directory(logs, logs.parents[1])
-        workers = [Worker(where.threads, bool(where.gpus), logs / f"worker{n}.log") for n in range(where.workers)]
         idle: SimpleQueue[Worker] = SimpleQueue()
-        for worker in workers:
-            idle.put(worker)
-        settings = (f"train.threads={where.threads}",)
+        workers = []
+        for number in range(places.workers):
+            workers.append(Worker(places.threads, places.gpu(number), logs / f"worker{number}.log"))
+            idle.put(workers[-1])
+        settings = (f"train.threads={places.threads}",)
         is_over = False
 
         def train(job: Job) -> JobResult | None:
@@ -165,12 +208,12 @@ class LocalPool:
             try:
                 if is_over or stop.signal_name:
                     return None
-                task = Task.of(job, where.run_conditions, settings)
+                task = Task.of(job, places.run_conditions, settings)
                 return worker.train(task, lambda: is_over or bool(stop.signal_name), self.limit)
             finally:
                 idle.put(worker)
 
-        with StopRequest() as stop, progress.live(), ThreadPoolExecutor(where.workers) as threads:
+        with StopRequest() as stop, progress.live(), ThreadPoolExecutor(places.workers) as threads:
             try:
                 elsewhere = _report({threads.submit(train, job): job for job in jobs}, progress, errors.ALIVE)
                 _report({threads.submit(train, job): job for job in elsewhere}, progress)
@@ -182,7 +225,7 @@ class LocalPool:
             return stop.signal_name
 
 
-def _report(futures: dict[Future[JobResult | None], Job], progress: JobProgress, again: int | None = None) -> list[Job]:
+def _report(futures: dict[Future[JobResult | None], Job], progress: Progress, again: int | None = None) -> list[Job]:
     """Report each job when it begins and ends. Returns those with the exit status `again`, which are not reported."""
     kept = []
     while futures:

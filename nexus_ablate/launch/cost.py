@@ -1,24 +1,16 @@
-"""The cost of a run: parameters, FLOPs, memory, time. Writes nothing."""
+"""The cost of a run: parameters, FLOPs, steps, time. Writes nothing."""
 
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.data import default_cache_dir, fingerprint_of, vocabulary_size
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.plain_data import UNREADABLE, strict_loads
 
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-PROCESS_BYTES = 400 * 2**20  # of a process that has imported torch and holds no model
-BYTES_PER_PARAMETER = 16  # weight, gradient and two moments, float32 each
 MEASURED_SECONDS = 1.0
 START_SECONDS = 2.0  # for start-up, checkpoints and the last evaluation of a small run
 _LARGEST_MEASURED = 1e12  # FLOPs of one step: some seconds on a CPU
@@ -26,19 +18,11 @@ _LARGEST_MEASURED = 1e12  # FLOPs of one step: some seconds on a CPU
 
 @dataclass(frozen=True)
 class Cost:
-    """Counts of one run.
-
-    Attributes:
-        flops_per_token: Of training.
-        memory_bytes: An estimate, within 5% of the measured peak of the nano and micro models on a CPU.
-        steps: Optimizer steps.
-        tokens: Trained on.
-    """
+    """Counts of one run; FLOPs are those of training a token."""
 
     params: int
     params_non_embedding: int
     flops_per_token: float
-    memory_bytes: int
     steps: int
     tokens: int
 
@@ -49,55 +33,19 @@ _VOCABULARIES: dict[str, int] = {}
 
 def cost_of(config: RunConfig) -> Cost:
     """The costs of a run, counted on the meta device, once in a process for all seeds."""
-    key = repr((config.science() | {"seed": None}, config.data, config.train))
-    if key not in _COUNTED:
-        _COUNTED[key] = _counted(config)
-    return _COUNTED[key]
-
-
-def _counted(config: RunConfig) -> Cost:
     from nexus_ablate.measure.counts import flops_of, parameters
     from nexus_ablate.model import countable_model
 
-    model = countable_model(config, vocabulary(config))
-    everything, without_tables = parameters(model)
-    flops = flops_of(model, config)
-    per_step = config.resolved.tokens_per_step
-    steps = config.resolved.steps
-    if steps is None:
-        steps = -int(-config.train.flops // (flops * per_step))
-    memory = PROCESS_BYTES + BYTES_PER_PARAMETER * everything + _activation_bytes(model.to("meta"), config)
-    return Cost(everything, without_tables, flops, memory, steps, steps * per_step)
-
-
-def _activation_bytes(model: nn.Module, config: RunConfig) -> int:
-    """Bytes that autograd keeps from the forward pass of one micro-batch to its backward pass."""
-    import torch
-    from torch.nn import functional as F
-
-    tokens_BT = torch.zeros(config.train.batch_size, config.model.context, dtype=torch.long, device="meta")
-    return kept_bytes(
-        lambda: F.cross_entropy(model(tokens_BT).float().flatten(0, 1), tokens_BT.flatten()), model.parameters()
-    )
-
-
-def kept_bytes(forward: Callable[[], object], without: Iterable[Tensor]) -> int:
-    """Bytes of the tensors that autograd keeps after a forward pass, without some, such as weights."""
-    import torch
-
-    own = {tensor.untyped_storage()._cdata for tensor in without}
-    kept: dict[int, Tensor] = {}  # each storage counts once, and is held so that its address is not reused
-
-    def keep(tensor: Tensor) -> Tensor:
-        address = tensor.untyped_storage()._cdata
-        if address not in own:
-            kept[address] = tensor
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        outputs = forward()
-    del outputs
-    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    key = repr((config.science() | {"seed": None}, config.data, config.train))
+    if key not in _COUNTED:
+        model = countable_model(config, vocabulary(config))
+        everything, without_tables = parameters(model)
+        flops = flops_of(model, config)
+        per_step, steps = config.resolved.tokens_per_step, config.resolved.steps
+        if steps is None:
+            steps = -int(-config.train.flops // (flops * per_step))
+        _COUNTED[key] = Cost(everything, without_tables, flops, steps, steps * per_step)
+    return _COUNTED[key]
 
 
 def text_tokens(config: RunConfig) -> int | None:
@@ -169,12 +117,3 @@ def seconds_of(config: RunConfig, cost: Cost, tokens_per_second: float) -> float
     """Wall-clock seconds of a run: training, and validation at a third of the cost per token."""
     validations = cost.steps / config.validates_every(cost.steps) + 1
     return START_SECONDS + (cost.tokens + validations * config.train.eval_tokens / 3) / tokens_per_second
-
-
-def free_memory() -> int | None:
-    """Available memory in bytes; None if not on Linux."""
-    if not sys.platform.startswith("linux"):
-        return None
-    with open("/proc/meminfo") as file:
-        lines = dict(line.split(":", 1) for line in file)
-    return int(lines["MemAvailable"].split()[0]) * 1024

@@ -16,16 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from nexus_ablate import errors
-from nexus_ablate.errors import AGAIN, Preempted
-from nexus_ablate.execution.slurm_queue import answer_to
-from nexus_ablate.execution.worker import JobResult, Task, result_of
+from nexus_ablate.errors import AGAIN, Preempted, UserError
+from nexus_ablate.launch.slurm import REQUEUES, ask_slurm
+from nexus_ablate.launch.worker import JobResult, Task, result_of
 from nexus_ablate.masking import masked_streams
 from nexus_ablate.runs import atomic_write_json
 from nexus_ablate.runs.ownership import now
 from nexus_ablate.training.signals import StopRequest
-
-REQUEUES = 100
-"""A run that was requeued this often makes no progress. submitit itself only counts time-outs."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +31,14 @@ class SlurmTask:
 
     Attributes:
         task: The run.
-        folder: The folder for the job's result, which `status` reads if the run has no directory.
+        folder: The folder for the job's result, which the next launch reads if the run has no directory.
     """
 
     task: Task
     folder: Path
 
     def __call__(self) -> None:
-        print(f"{self.task.arm}: {' '.join(self.task.overrides)}", flush=True)
+        print(f"{self.task.folder}: {' '.join(self.task.overrides)}", flush=True)
         array = os.environ.get("SLURM_ARRAY_JOB_ID")
         job = f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}" if array else os.environ["SLURM_JOB_ID"]
         facts = {"slurm_job": job, "slurm_node": os.environ.get("SLURMD_NODENAME"), "slurm_restarts": restarts()}
@@ -65,14 +62,18 @@ def restarts() -> int:
 @masked_streams()
 def train_in_job(task: Task) -> JobResult:
     """Train in this process. If the cluster preempts the job, it is requeued and this function never returns."""
+    stop = StopRequest(("SIGTERM", announcement().name), stop_outside_of_training)  # submitit's handlers come back
     try:
-        with StopRequest(("SIGTERM", announcement().name), stop_outside_of_training):  # submitit's handlers come back
+        with stop:
             return task.train()
-    except Exception as error:
-        result = result_of(error)
-        if result.status == errors.PREEMPTED:
-            return replace(result, reason=f"{result.reason}; {put_back()}")
-        return result
+    except (Exception, SystemExit) as error:
+        ended: BaseException = error
+        if stop.signal_name:  # what was interrupted, such as a plugin's import, may have made another error of it
+            ended = stopped_by(stop.signal_name)
+        result = result_of(ended)
+    if result.status == errors.PREEMPTED:
+        return replace(result, reason=f"{result.reason}; {put_back()}")
+    return result
 
 
 def stop_outside_of_training(name: str) -> None:
@@ -80,7 +81,11 @@ def stop_outside_of_training(name: str) -> None:
 
     During training, the handlers of training/signals.py are active.
     """
-    raise Preempted(f"stopped by {name} before or after training", name, AGAIN)
+    raise stopped_by(name)
+
+
+def stopped_by(name: str) -> Preempted:
+    return Preempted(f"stopped by {name} before or after training", name, AGAIN)
 
 
 def announcement() -> signal.Signals:
@@ -97,7 +102,10 @@ def put_back() -> str:
     number = announcement()
     if not callable(signal.getsignal(number)):  # without submitit's handler the signal would only end this process
         return "not requeued, because submitit did not start this process"
-    answer = answer_to(["scontrol", "--oneliner", "show", "job", os.environ["SLURM_JOB_ID"]])
+    try:
+        answer = ask_slurm(["scontrol", "--oneliner", "show", "job", os.environ["SLURM_JOB_ID"]])
+    except UserError as error:
+        return f"not requeued, because {error.problem}; run the same command to resume"
     state = re.search(r"\bJobState=(\w+)", answer.stdout)
     shown = state[1] if state else f"unknown to scontrol ({answer.stderr.strip()})"
     if shown != "RUNNING":  # a cancelled job must not be requeued

@@ -1,0 +1,172 @@
+"""The runs of a study: every arm with every seed, and with a grid of learning rates at every rate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from nexus_ablate import errors
+from nexus_ablate.config.grammar import show
+from nexus_ablate.config.options import Option, evaluation_name, evaluation_of
+from nexus_ablate.config.override_syntax import quoted
+from nexus_ablate.config.resolve import changed
+from nexus_ablate.config.run_config import RunConfig
+from nexus_ablate.console import several
+from nexus_ablate.data import fingerprint_of
+from nexus_ablate.errors import ConfigError, UserError
+from nexus_ablate.launch.arms import Configs, budget
+from nexus_ablate.provenance import code_of, differ, differing_files
+from nexus_ablate.runs import SETTLED, arm_name, effective_state, has_status, read_status, read_summary, run_path
+from nexus_ablate.runs.naming import BASELINE
+from nexus_ablate.runs.record import read_env
+from nexus_ablate.study.arm_overrides import merged
+from nexus_ablate.study.study import WORTH_ARMS, Study
+from nexus_ablate.training.session import code_for, identity_of
+
+STATUS = {"finished": errors.OK, "diverged": errors.DIVERGED, "failed": errors.BUG, "running": errors.ALIVE}
+"""The exit status of each state; any other run can be resumed, or has not begun."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a study.
+
+    Attributes:
+        arm: The arm that is trained.
+        rate: Its learning rate in a grid; None without one.
+        folder: The folder of its runs: the arm's, or one for the arm at another learning rate than its own.
+        path: The run directory, existing or not.
+        overrides: Everything that composes it, machine settings included.
+        config: The composed configuration.
+    """
+
+    arm: str
+    seed: int
+    rate: float | None
+    folder: str
+    path: Path
+    overrides: list[str]
+    config: RunConfig
+
+    @property
+    def conditions(self) -> dict[str, str]:
+        """What env.json says besides about the run."""
+        return {"arm": self.arm}
+
+    def state(self) -> tuple[str, str]:
+        """The run's effective state and its reason; `missing` if there is no run."""
+        if not has_status(self.path):
+            return "missing", ""
+        try:
+            status = read_status(self.path)
+            read_summary(self.path, status)
+        except UserError as error:
+            return "failed", f"{error.problem}: {error.got}; {error.fix}"
+        return effective_state(status, self.path), status.get("reason") or ""
+
+    @property
+    def exit_status(self) -> int:
+        """The exit status that the run has on its own: of a failed run as recorded, 75 of one that can be resumed."""
+        state, _ = self.state()
+        recorded = None
+        if state == "failed":
+            with suppress(UserError):  # a damaged run
+                recorded = read_status(self.path).get("exit_status")
+        return recorded or STATUS.get(state, errors.PREEMPTED)
+
+    @property
+    def lacks_evaluations(self) -> bool:
+        """Whether a finished run was stopped before its evaluations."""
+        wanted = {evaluation_name(evaluation_of(text)) for text in self.config.evals}
+        if not wanted or self.state()[0] != "finished":
+            return False
+        return not wanted <= (read_summary(self.path, read_status(self.path)) or {}).keys()
+
+
+def jobs(study: Study, configs: Configs, runs_dir: Path, launch: Sequence[str]) -> list[Job]:
+    """All runs of a study of one setting, ordered by seed so that partial results can be compared.
+
+    Args:
+        study, configs: From `resolve`.
+        launch: Overrides for how runs are carried out.
+
+    Raises:
+        UserError: The data cannot be read, or a folder cannot be used.
+    """
+    fingerprints: dict[str, str] = {}
+    made = []
+    for seed in study.seeds:
+        for arm, arm_config in configs.items():
+            own_rate = arm_config.schedule.lr
+            for rate in study.rates(own_rate) or [None]:
+                config, folder, settings = changed(arm_config, seed=seed), arm, []
+                if rate not in (None, own_rate):
+                    config = changed(config, optim=Option(config.optim.name, config.optim.keys | {"lr": rate}))
+                    folder = arm_name({f"{arm},optim.lr": show(rate)})
+                    settings.append(f"optim.lr={show(rate)}")
+                text = repr((config.data, config.model.context))
+                if text not in fingerprints:
+                    fingerprints[text] = fingerprint_of(config.data, config.model.context)
+                identity = identity_of(config, fingerprints[text])
+                path = run_path(runs_dir, study.folder_name, folder, seed, identity)
+                settings += [f"seed={seed}", f"experiment={quoted(Path(study.folder_name))}"]
+                # `auto` could mean something else where the job runs
+                settings.append(f"train.precision={config.train.precision}")
+                if config.train.compile == "auto":  # compiling would change last digits from one arm to the next
+                    settings.append("train.compile=off")
+                overrides = merged(_overrides_of(study, arm, configs), settings, [*launch])
+                made.append(Job(arm, seed, rate, folder, path, overrides, config))
+    return made
+
+
+def _overrides_of(study: Study, arm: str, configs: Configs) -> list[str]:
+    """The overrides of an arm in the study's setting, without a seed."""
+    if arm in WORTH_ARMS:
+        return merged(study.overrides_of(BASELINE), [budget(arm, configs[BASELINE])])
+    return study.overrides_of(arm)
+
+
+def missing(jobs: Iterable[Job], retry_failed: bool = False) -> list[Job]:
+    """The jobs without a result, read from the disk. Failed ones count as missing with `retry_failed`."""
+    ended = SETTLED if retry_failed else (*SETTLED, "failed")
+    return [job for job in jobs if job.state()[0] not in ended or job.lacks_evaluations or job.config.rerun]
+
+
+def refuse_other_runs(study: Study, jobs: Iterable[Job]) -> None:
+    """Refuse a launch beside results that its own runs could not be compared with.
+
+    Raises:
+        ConfigError: Other code has runs of the study with a result, or they read another text.
+    """
+    found = []
+    for job in jobs:
+        if job.path.exists():
+            continue
+        for path in sorted(job.path.parent.glob(f"s{job.seed}-*")):
+            with suppress(UserError):  # a damaged run, which `status` and `compare` report
+                if read_status(path)["state"] in SETTLED:
+                    found.append((job, path, read_env(path) or {}))
+    if not found:
+        return
+    job, path, env = found[0]
+    again = another_name(study)
+    got = f"{several(len(found), 'run')}, such as {path.parent.name}/{path.name}"
+    files = differing_files(code_of(code_for(job.config)), code_of(env))
+    if not files:
+        problem = f"study {study.name} has runs on another text than the {job.config.data.name} of today"
+        raise ConfigError(problem, got, f"restore the text, or {again}, which trains all anew")
+    fix = again
+    if (commit := env.get("git_commit")) and not env.get("git_dirty"):
+        got += f" by commit {commit[:10]}"
+        fix = f"git checkout {commit[:10]}, or {again}"
+    raise ConfigError(f"study {study.name} has runs by other code: {differ(files)}", got, fix)
+
+
+def another_name(study: Study) -> str:
+    """The override with which the same command makes a study of its own."""
+    if not study.multirun:
+        return f"name={study.name}-2"
+    plain = "".join(letter if letter.isalnum() or letter in "_.-" else "-" for letter in study.name)
+    return f"experiment={plain}-2"

@@ -1,0 +1,276 @@
+"""Launches a study: fixes it in study.yaml, gives the missing runs to a backend, returns the exit status."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import count, islice
+from pathlib import Path
+from typing import Any, Protocol
+
+from nexus_ablate import errors
+from nexus_ablate.config.compose import compose
+from nexus_ablate.config.grammar import show
+from nexus_ablate.config.options import Option
+from nexus_ablate.config.rules import check_vocabulary
+from nexus_ablate.console import nearer, several
+from nexus_ablate.data import prepare
+from nexus_ablate.errors import ConfigError
+from nexus_ablate.launch.arms import Configs, resolve
+from nexus_ablate.launch.jobs import Job, another_name, jobs, missing, refuse_other_runs
+from nexus_ablate.launch.progress import Progress
+from nexus_ablate.launch.worker import JobResult
+from nexus_ablate.masking import mask
+from nexus_ablate.measure.regime import check_passes
+from nexus_ablate.provenance import source_hash
+from nexus_ablate.runs import make_directory
+from nexus_ablate.runs.files import remove_empty, storage
+from nexus_ablate.runs.lookup import DEFAULT
+from nexus_ablate.runs.ownership import release, take_lock
+from nexus_ablate.study.arm_overrides import key_of
+from nexus_ablate.study.definition import runs_dir_of, settings_of
+from nexus_ablate.study.record import load, save
+from nexus_ablate.study.study import Study, encode
+from nexus_ablate.training.session import other_arithmetic
+
+NOT_FIXED = ("source", "configs", "equal", "added_seeds")
+"""Keys of study.yaml that a later launch may change, or that follow from others."""
+
+
+class Backend(Protocol):
+    """Runs jobs: `LocalPool`, `Slurm` or `HydraLauncher`. What became of a run is in its directory."""
+
+    def run(self, jobs: list[Job], progress: Progress) -> str:
+        """Run the jobs, or hand them over to a queue, and report each one. Returns the stop signal, or ''."""
+        ...
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A study of one setting that can be launched.
+
+    Attributes:
+        folder: `<runs_dir>/<study.folder_name>`.
+        jobs: All of its runs.
+    """
+
+    study: Study
+    configs: Configs
+    folder: Path
+    jobs: list[Job]
+
+
+def launch(
+    study: Study,
+    launch_overrides: Sequence[str],
+    backend: Backend,
+    add_seeds: int = 0,
+    retry_failed: bool = False,
+    seeds: Collection[int] = (),
+) -> int:
+    """Run what is missing of a study, setting after setting.
+
+    Args:
+        study: From `read_study`.
+        launch_overrides: How its runs are carried out.
+        add_seeds: Further seeds for every arm of a launched study.
+        retry_failed: Run failed runs again. A diverged run has a result and is never repeated.
+        seeds: Run these alone. Default: all of the study.
+
+    Returns:
+        75 after a stop signal, else the first nonzero exit status of a run, after all have run; 0 if a cluster has
+        jobs of the study in its queue.
+
+    Raises:
+        UserError: The study cannot be run, or was launched with another definition; nothing was written.
+    """
+    settings = [plan(setting, launch_overrides, add_seeds) for setting in settings_of(study)]
+    for planned in settings:
+        prepare_data(planned)
+    fixed = [_fixed(planned) for planned in settings]
+    place = settings[0].folder.with_name(study.name)
+    name = shlex.quote(study.name if place.parent == DEFAULT else nearer(place))
+    statuses = []
+    for planned in fixed:
+        is_last = planned is fixed[-1]
+        statuses.append(_run(planned, launch_overrides, backend, retry_failed, seeds, name if is_last else ""))
+        if statuses[-1] == errors.PREEMPTED:
+            return errors.PREEMPTED
+    return next(filter(None, statuses), errors.OK)
+
+
+def plan(study: Study, launch_overrides: Sequence[str], add_seeds: int = 0) -> Planned:
+    """The runs of a study of one setting, with its seeds, arms and precision as they were first launched.
+
+    Raises:
+        UserError: The study cannot be run, or differs from the one that was launched under its name.
+    """
+    launch = [*launch_overrides]
+    runs_dir = runs_dir_of(launch)
+    folder = runs_dir / study.folder_name
+    launched = load(folder)
+    if launched is None and add_seeds:
+        raise ConfigError("this study has not been launched", str(folder), "the same command without --add-seeds")
+    if launched is not None:
+        study = _continued(study, launched)
+    study, configs = resolve(study, launch)
+    if launched is not None:
+        refuse_change(launched, study)
+    made = jobs(study, configs, runs_dir, launch)
+    if add_seeds and not missing([job for job in made if job.seed in study.added_seeds], retry_failed=True):
+        added = [*islice(count(max(study.seeds) + 1), add_seeds)]
+        study = replace(study, seeds=[*study.seeds, *added], added_seeds=[*study.added_seeds, *added])
+        made = jobs(study, configs, runs_dir, launch)
+    refuse_other_runs(study, made)
+    return Planned(replace(study, source=source_hash()), configs, folder, made)
+
+
+def _continued(study: Study, launched: Study) -> Study:
+    """The study with the seeds and the precision of its first launch; new seeds of a sweep are added ones."""
+    first = [seed for seed in launched.seeds if seed not in launched.added_seeds]
+    seeds, added = study.seeds, launched.added_seeds
+    if seeds == first:
+        seeds = launched.seeds
+    elif study.multirun:
+        new = [seed for seed in study.seeds if seed not in launched.seeds]
+        seeds, added = [*launched.seeds, *new], [*added, *new]
+    precision = [text for text in launched.baseline if key_of(text) == "train.precision"]
+    if any(key_of(text) == "train.precision" for text in study.baseline):
+        precision = []
+    return replace(study, seeds=seeds, added_seeds=added, baseline=[*study.baseline, *precision])
+
+
+def refuse_change(launched: Study, study: Study) -> None:
+    """Refuse a study that is not the one that was launched under its name.
+
+    Raises:
+        ConfigError: It differs.
+    """
+    former, now = _parts(launched), _parts(study)
+    changes = [f"{part} added" for part in now if part not in former]
+    changes += [f"{part} removed" for part in former if part not in now]
+    for part, before in former.items():
+        if now.get(part, before) != before:
+            changes.append(f"{part}: {before} -> {now[part]}")
+    if not changes:
+        for arm, hashed in launched.configs.items():
+            if study.configs.get(arm) != hashed:
+                changes.append(f"{arm} resolves otherwise")
+    if changes:
+        problem = f"study {study.name} was launched otherwise, and a launched study is fixed"
+        raise ConfigError(problem, "; ".join(changes), another_name(study))
+
+
+def _parts(study: Study) -> dict[str, str]:
+    """What a launch fixes, each part as text."""
+    values: dict[str, Any] = mask(encode(study))
+    parts = {f"arm {name}": str(overrides) for name, overrides in values.pop("arms", {}).items()}
+    for text in values.pop("baseline", []):
+        key, _, value = text.partition("=")
+        parts[f"baseline {key}"] = value
+    values["seeds"] = [seed for seed in study.seeds if seed not in study.added_seeds]
+    return parts | {key: show(value) for key, value in values.items() if key not in NOT_FIXED}
+
+
+def prepare_data(planned: Planned) -> None:
+    """Tokenize each text of runs that have not begun, once and before anything is written.
+
+    Raises:
+        UserError: A text cannot be read, or is too short for a run.
+    """
+    if all(job.state()[0] != "missing" for job in planned.jobs):
+        return
+    configs = [*planned.configs.values()]
+    longest: dict[str, tuple[Option, int]] = {}
+    for config in configs:
+        key = str(config.data.flat())
+        _, context = longest.get(key, (config.data, 0))
+        longest[key] = (config.data, max(context, config.model.context))
+    for option, context in longest.values():
+        text = prepare(option, context=context)
+        for config in configs:
+            if config.data == option:
+                check_passes(config, len(text.train))
+                check_vocabulary(config, text.vocab_size)
+
+
+def _fixed(planned: Planned) -> Planned:
+    """Write study.yaml, or check that another launch has not written another study since.
+
+    Raises:
+        UserError: It has, or the disk refuses.
+    """
+    with _locked(planned.folder):
+        launched = load(planned.folder)
+        if launched is not None:
+            refuse_change(launched, planned.study)
+        if launched != planned.study:
+            save(planned.study, planned.folder)
+    return planned
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a study's folder, which is made; it is removed where nothing was written into it.
+
+    Raises:
+        AlreadyRunning: Another launch of the study holds the lock for a moment, or its jobs are being submitted.
+    """
+    made = make_directory(folder, folder.parent)
+    with storage(folder / "LOCK"):
+        lock = take_lock(folder, "is being launched")
+    try:
+        yield
+    except BaseException:
+        if folder in made:
+            (folder / "LOCK").unlink()
+            remove_empty(made)
+        raise
+    finally:
+        release(lock)
+
+
+def _run(
+    planned: Planned,
+    launch_overrides: Sequence[str],
+    backend: Backend,
+    retry_failed: bool,
+    seeds: Collection[int],
+    compare: str,
+) -> int:
+    """Run what is missing of a study of one setting; see `launch`."""
+    study, progress = planned.study, Progress(planned.folder)
+    chosen = [job for job in planned.jobs if not seeds or job.seed in seeds]
+    if study.question:
+        progress.say(f"study {study.folder_name}: {study.question}")
+    for title, arm in study.equal.items():
+        progress.say(f"  {title} equals {arm} and is not trained twice")
+    for title, reason in study.refused.items():
+        progress.say(f"  {title} is refused: {reason}")
+    waiting = missing(chosen, retry_failed)
+    ended = [job for job in chosen if job not in waiting]
+    for job in ended:
+        progress.already_ended(job, JobResult(job.exit_status, job.state()[1]))
+    _say_of_other_arithmetic(ended, launch_overrides, progress)
+    stopped = ""
+    while waiting and not stopped:
+        for job in waiting:
+            progress.statuses[job.path] = errors.PREEMPTED
+        stopped = backend.run(waiting, progress)
+        waiting = [job for job in missing(chosen, retry_failed) if job.path not in progress.statuses]
+    progress.end(stopped, chosen, compare)
+    return errors.PREEMPTED if stopped else progress.status
+
+
+def _say_of_other_arithmetic(ended: list[Job], launch_overrides: Sequence[str], progress: Progress) -> None:
+    """Say which finished runs are kept although this launch asks for another device or for compiled steps."""
+    if not any(key_of(text) in ("train.device", "train.compile") for text in launch_overrides):
+        return
+    unlike = Counter(", ".join(other_arithmetic(compose(job.overrides), job.path)) for job in ended)
+    for what, number in unlike.items():
+        if what:
+            kept = f"{several(number, 'finished run')} trained with {what} than requested, and kept"
+            progress.say(f"{kept}; a study of another name trains them as requested")

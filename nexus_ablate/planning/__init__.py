@@ -1,1 +1,0 @@
-"""From a study to what is to be done: arms, matching, cost, jobs, looks and the plan that is shown before launch."""
