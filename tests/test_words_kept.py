@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
-import shutil
 
 import pytest
-import yaml
-from written_runs import Writer, unfixed, without_checksum
+from written_runs import Writer
 
 from nexus_ablate.cli import main
-from nexus_ablate.planning import ledger
-from nexus_ablate.planning.jobs import Runs
-from nexus_ablate.planning.study_yaml import write_record
-from nexus_ablate.provenance import source_hashes
-from nexus_ablate.study.definition import read_request, strata_of
+from nexus_ablate.study.definition import read_request
 
 QUIET = (0.004, -0.003, 0.001, -0.005, 0.003, 0.002, -0.001, 0.0045, -0.0035, 0.0005)
 PEAK = "act/resid/max_over_median"
@@ -178,93 +172,3 @@ def test_latex_of_strata_names_each_and_the_claim(capsys):
     tables = [printed.index("\\toprule"), printed.rindex("\\toprule")]
     assert sorted((shallow, deep, *tables))[::2] == tables
     assert printed.startswith("% CONTRADICTED IN 1 OF 2 SETTINGS, supported in 1: it is so\n")
-
-
-# ------------------------------------------------------------------------------------------------------- the ledger
-
-
-@pytest.fixture
-def claims(tmp_path, monkeypatch):
-    """An empty ledger."""
-    path = tmp_path / "claims"
-    path.mkdir()
-    monkeypatch.setattr(ledger, "folder", lambda: path)
-    return path
-
-
-def trained(name, *overrides, strata=99):
-    """A shipped study as it would lie in runs/ after it was trained."""
-    for request in strata_of(read_request([name, *overrides]))[:strata]:
-        runs = Runs.of(request)
-        write_record(runs)
-        unfixed(request.directory)
-        writer = Writer(request.directory.parent, request.directory.name)
-        for number, arm in enumerate(runs.study.all_arms):
-            for seed in range(8):
-                where = {"folder": arm.name, "env": {"source": source_hashes()}}
-                writer.run(*arm.overrides, seed=seed, loss=2.0 + QUIET[(seed + number) % 10] / 10, **where)
-
-
-def test_a_study_as_it_is_defined_is_published(claims, capsys):
-    trained("rms_vs_layer")
-    assert main(["claims", "--publish", "runs/rms_vs_layer"]) == 0
-    assert json.loads((claims / "rms_vs_layer.json").read_text())["outcome"] == "SUPPORTED"
-
-
-@pytest.mark.parametrize("other", ["delta_min=1", "train.steps=200", "weight_decay=1"])
-def test_a_study_in_another_setting_is_not_published_as_the_claim(claims, capsys, other):
-    trained("rms_vs_layer", other)
-    shown = refused(capsys, "claims", "--publish", "runs/rms_vs_layer")
-    assert "this is not the study whose claim would be published" in shown
-    assert not list(claims.iterdir())
-
-
-def test_a_precision_that_another_machine_chose_is_no_other_study(claims, capsys, tmp_path):
-    trained("rms_vs_layer")
-    for record in tmp_path.glob("runs/rms_vs_layer@*/study.yaml"):
-        values = yaml.safe_load(without_checksum(record.read_text()))
-        values["baseline"].insert(-1, "train.precision=bf16")  # as on a GPU
-        record.write_text(yaml.safe_dump(values, sort_keys=False))
-    assert main(["claims", "--publish", "runs/rms_vs_layer"]) == 0
-
-
-def test_a_study_that_lacks_a_stratum_is_not_published(claims, capsys, tmp_path):
-    trained("final_norm", strata=1)
-    trained("biases", strata=1)
-    for name in ("final_norm", "biases"):
-        (folder,) = (tmp_path / "runs").glob(f"{name}@*")
-        refused(capsys, "claims", "--publish", str(folder))
-    assert not list(claims.iterdir())
-
-
-def test_a_replication_counts_the_published_differences_that_it_lacks(claims, capsys, monkeypatch):
-    monkeypatch.setattr(ledger, "departures", lambda request: [])
-    expects = [{"arm": "norm=dyt", "endpoint": "val_loss", "expected": "higher"}]
-    plan = {"claim": "c", "expects": expects, "endpoints": {"val_loss": {"delta_min": 0.02}}}
-
-    def run(folder, **of_dyt):
-        writer = Writer(claims.parent / folder, "rms_vs_layer")
-        for seed in range(5):
-            for arm, loss, more in (((), 2.0, {}), (("norm=layer",), 2.0, {}), (("norm=dyt",), 2.3, of_dyt)):
-                env = {"source": source_hashes()}
-                writer.run(*arm, seed=seed, loss=loss + QUIET[(seed + len(arm)) % 10], env=env, **more)
-        writer.plan(("norm=layer",), ("norm=dyt",), **plan)
-        return str(claims.parent / folder / "rms_vs_layer")
-
-    assert main(["claims", "--publish", run("first")]) == 0
-    assert main(["claims", "--check", run("same")]) == 0
-    assert "replicates 2 of 2 differences" in capsys.readouterr().out
-    for folder, more, why in (
-        ("other", {"evaluation": "another"}, "NOT COMPARABLE"),
-        ("gone", {"state": "diverged"}, "fails to train"),
-    ):
-        assert main(["claims", "--check", run(folder, **more)]) == 0
-        printed = capsys.readouterr().out
-        assert "replicates 1 of 2 differences" in printed
-        line = next(line for line in printed.splitlines() if line.startswith("not compared"))
-        assert "norm=dyt" in line and why in line
-    shutil.rmtree(claims.parent / "other/rms_vs_layer/norm=layer")  # nothing is left that could be compared
-    assert main(["claims", "--check", str(claims.parent / "other/rms_vs_layer")]) == 0
-    printed = capsys.readouterr().out
-    assert "replicates 0 of 2 differences" in printed and "NOT COMPARABLE" in printed
-    assert "norm=layer: fewer than two pairs: 5 runs without a result" in printed

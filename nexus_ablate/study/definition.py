@@ -31,8 +31,6 @@ from nexus_ablate.runs.lookup import DEFAULT
 from nexus_ablate.runs.record import DOCUMENT_BYTES, with_strata
 from nexus_ablate.study.arm_overrides import OF_ONE_RUN, YAML, is_override, key_of, merged, says_how
 from nexus_ablate.study.decoding import decode, decode_file, in_yaml, listed_endpoints, read_study
-from nexus_ablate.study.panel import STUDY as PANEL
-from nexus_ablate.study.panel import read_panel
 from nexus_ablate.study.schema import CLAIM_SEEDS, STUDY_NAME, WRITTEN_BY_A_LAUNCH, Study
 
 _LISTS = ("seeds", "tuning_seeds", "lr_grid", "endpoints")
@@ -370,10 +368,9 @@ def shipped_studies() -> dict[str, Path]:
 
 
 def _shipped(name: str) -> dict[str, Any]:
-    """The values of a study of conf/studies or of the calibration panel; none where there is no such study."""
-    if path := shipped_studies().get(name):
-        return read_file(path)
-    return read_panel().studies().get(name, {}) if name.startswith(f"{PANEL}_") else {}
+    """The values of a study of conf/studies; none where there is no such study."""
+    path = shipped_studies().get(name)
+    return read_file(path) if path else {}
 
 
 def shipped_study(name: str) -> Study:
