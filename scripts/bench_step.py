@@ -18,7 +18,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler is silent
 
 import torch
 
-from nexus_ablate.bench.timing import MOST_PROGRAMS, clock_of, in_turn, product_rate, ratios, spread
+from nexus_ablate.bench.timing import MOST_PROGRAMS, clock_of, in_turn, ratios, spread
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.rules import check_vocabulary
 from nexus_ablate.config.run_config import RunConfig
@@ -214,6 +214,15 @@ def part_of(name: str) -> str:
         if any(name.startswith(b) or (not b.startswith("aten::") and b.lower() in lowered) for b in beginnings):
             return part
     return "autograd, views, the rest"
+
+
+def product_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """Measured FLOPs per second of a square matrix product."""
+    size = 8192 if device.type == "cuda" else 1024
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    torch.matmul(a, b)  # the first call sets up the library
+    taken = in_turn({"product": lambda: a @ b}, 0.25, clock_of(device))["product"]
+    return 2 * size**3 / spread(taken).low
 
 
 def main() -> None:

@@ -31,7 +31,6 @@ NOT_SHOWN = "NOT SHOWN"
 NOT_TESTABLE = "NOT TESTABLE HERE"
 OUTCOMES = (CONTRADICTED, OPPOSITE, BETTER_THAN_EXPECTED, NOT_SHOWN, SUPPORTED)
 """Of an expectation; that of a setting is the first of these that one of its expectations has."""
-DECIDED = (SUPPORTED, CONTRADICTED, OPPOSITE, BETTER_THAN_EXPECTED)
 OVER_SETTINGS = (CONTRADICTED, OPPOSITE, BETTER_THAN_EXPECTED, SUPPORTED, NOT_SHOWN, NOT_TESTABLE)
 """That of a claim is the first of these that one of its settings has."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime
 
 import yaml
@@ -16,30 +15,13 @@ from nexus_ablate.planning.design import label
 from nexus_ablate.planning.jobs import Runs
 from nexus_ablate.runs import atomic_write_text, make_directory
 from nexus_ablate.runs.record import read_config
-from nexus_ablate.study.arm_overrides import key_of
 from nexus_ablate.study.decoding import checksum, decode, read_study
-from nexus_ablate.study.definition import Request
 from nexus_ablate.study.schema import AddedSeeds, Amendment, Study, encode
 
 FIXED = (
     *("question", "seeds", "looks", "look_weights", "match", "lr_grid", "tuning_seeds"),
     *("claim", "requires", "depends_on", "share"),
 )
-_PRECISION = "train.precision"
-
-
-def departures(request: Request) -> list[str]:
-    """How the study that was trained differs from its definition, a text for each part."""
-    launched = read_study(request.directory)
-    if launched is None:
-        return [f"{request.study.name} has not been trained"]
-    launch = request.launch
-    if not any(key_of(text) == _PRECISION for text in request.study.baseline):
-        # `auto` meant that of the machine that trained the study, which need not be this one
-        precision = "bf16" if f"{_PRECISION}=bf16" in launched.baseline else "fp32"
-        launch = [*launch, f"{_PRECISION}={precision}"]
-    study = Runs.of(replace(request, launch=launch)).study
-    return differences_between(launched, masked(study))
 
 
 def masked(study: Study) -> Study:

@@ -373,11 +373,6 @@ def _shipped(name: str) -> dict[str, Any]:
     return read_file(path) if path else {}
 
 
-def shipped_study(name: str) -> Study:
-    """A study of conf/studies."""
-    return decode_file(read_file(shipped_studies()[name]))
-
-
 def strata_of(request: Request) -> list[Request]:
     """The study of each stratum, named STUDY@STRATUM; a study without strata alone."""
     study = request.study
