@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nexus_ablate.comparison import across_strata, results
+from nexus_ablate.comparison import compare as comparison
 from nexus_ablate.errors import PREEMPTED, printable, unknown
 from nexus_ablate.runs import read_run
 from nexus_ablate.runs import record as run_record
@@ -21,91 +21,72 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-class Comparison(results.Comparison):
+class Comparison(comparison.Comparison):
     """A comparison with its data frames and its figure."""
 
     def frame(self) -> pandas.DataFrame:
-        """One row per stratum, endpoint and arm with a column per number and word; NaN: not measured.
+        """One row per table, endpoint and arm with a column for every word and number; NaN: not measured.
 
-        Figures that are measured once for each arm stand with the primary endpoint, diagnostics and evaluations (means
-        over seeds) under their own names, and each run's value under `seed N`.
+        The endpoint of each run stands under `seed N`.
         """
         import pandas
 
-        from nexus_ablate.report.arm_tables import records
+        from nexus_ablate.report.columns import records
 
-        return pandas.DataFrame([row for stratum in self.strata for row in records(stratum)])
-
-    def runs_frame(self) -> pandas.DataFrame:
-        """One row per stratum, arm and seed of the baseline: `stratum arm seed loss difference`; NaN: no result."""
-        import pandas
-
-        lines = []
-        for stratum in self.strata:
-            for row in stratum.rows:
-                for line in zip(row.seeds, row.values, row.differences, strict=True):
-                    lines.append((stratum.name, row.arm, *line))
-        frame = pandas.DataFrame(lines, columns=["stratum", "arm", "seed", "loss", "difference"])
-        return frame.astype({"loss": "float64", "difference": "float64"})
+        return pandas.DataFrame([record for table in self.tables for record in records(table)])
 
     def curves_frame(self) -> pandas.DataFrame:
-        """One row per validation of each run: `stratum arm seed tokens flops seconds val_loss`."""
+        """One row per validation of each run: `table arm seed tokens flops seconds val_loss`."""
         import pandas
 
         lines = []
-        for stratum in self.strata:
-            for arm in stratum.arms:
+        for table in self.tables:
+            for arm in table.arms:
                 for seed, run in arm.runs.items():
                     curves = run.curves
                     for point in zip(curves.tokens, curves.flops, curves.seconds, curves.val, strict=True):
-                        lines.append((stratum.name, arm.label, seed, *point))
-        columns = ["stratum", "arm", "seed", "tokens", "flops", "seconds", "val_loss"]
-        return pandas.DataFrame(lines, columns=columns)
+                        lines.append((table.name, arm.name, seed, *point))
+        return pandas.DataFrame(lines, columns=["table", "arm", "seed", "tokens", "flops", "seconds", "val_loss"])
 
-    def figure(self, stratum: str | None = None) -> Figure:
-        """Losses by arm with their spread over seeds, and the paired differences with intervals, of one stratum.
+    def figure(self, setting: str | None = None) -> Figure:
+        """Losses by arm with their spread over seeds, and the paired differences with intervals, of one table.
 
         Args:
-            stratum: Its name. Default: the first.
+            setting: Its name. Default: that of the first table.
 
         Raises:
-            ConfigError: There is no stratum of this name.
+            ConfigError: There is no setting of this name.
         """
         from nexus_ablate.report.charts import comparison_figure
 
-        strata = {each.name: each for each in self.strata}
-        name = self.strata[0].name if stratum is None else stratum
-        if name not in strata:
-            raise unknown("there is no stratum of this name", name, strata)
-        return comparison_figure(strata[name])
+        tables = {table.setting: table for table in self.tables}
+        name = self.tables[0].setting if setting is None else setting
+        if name not in tables:
+            raise unknown("there is no setting of this name", name, tables)
+        return comparison_figure(tables[name])
 
     def __repr__(self) -> str:
-        """The answer and the table of each stratum, as `nexus-ablate compare` prints them."""
+        """What `nexus-ablate compare` prints."""
         import io
 
         from rich.console import Console
 
-        from nexus_ablate.report.parts import opening
         from nexus_ablate.report.terminal import show
 
         out = io.StringIO()
-        console = Console(file=out, width=NOTEBOOK_COLUMNS, highlight=False)
-        for stratum in self.strata:
-            if stratum.name:
-                console.print(f"stratum {stratum.name}", markup=False)
-            show(opening(stratum), console)
+        show(self, Console(file=out, width=NOTEBOOK_COLUMNS, highlight=False))
         return out.getvalue().rstrip()
 
     def _repr_html_(self) -> str:
-        """The answer, the table and the intervals of each stratum, in a frame of its own."""
+        """The answer, the table and the intervals of each table, in a frame of its own."""
         from html import escape
 
         from nexus_ablate.report.page import summary
 
         frames = []
-        for stratum in self.strata:
-            style = f"width:100%;height:{330 + 75 * len(stratum.rows)}px;border:0"
-            frames.append(f'<iframe srcdoc="{escape(summary(stratum))}" style="{style}"></iframe>')
+        for table in self.tables:
+            style = f"width:100%;height:{330 + 75 * len(table.rows)}px;border:0"
+            frames.append(f'<iframe srcdoc="{escape(summary(table))}" style="{style}"></iframe>')
         return "".join(frames)
 
 
@@ -181,8 +162,8 @@ class RunRecord(run_record.RunRecord):
 def compare(
     dirs: str | Path | Iterable[str | Path], baseline: str | None = None, allow: Iterable[str] = ()
 ) -> Comparison:
-    """Compare every run in the given directories with a baseline; see `comparison.across_strata.compare`."""
-    return Comparison(**vars(across_strata.compare(dirs, baseline, allow)))
+    """Compare every run in the given directories with a baseline; see `comparison.compare`."""
+    return Comparison(**vars(comparison.compare(dirs, baseline, allow)))
 
 
 def run_study(*words: str, workers: int | str = "auto") -> Comparison:
@@ -196,14 +177,14 @@ def run_study(*words: str, workers: int | str = "auto") -> Comparison:
         UserError: The study can't be run, or none of its runs has a result.
         KeyboardInterrupt: A signal stopped it. The same call goes on.
     """
-    from nexus_ablate.execution.launch import launch_strata
-    from nexus_ablate.execution.local_pool import LocalPool
-    from nexus_ablate.study.definition import read_request
+    from nexus_ablate.launch.launch import launch
+    from nexus_ablate.launch.local import LocalPool
+    from nexus_ablate.study.definition import read_study, runs_dir_of
 
-    request = read_request(list(words))
-    if launch_strata(request, LocalPool(workers)) == PREEMPTED:
+    study, overrides = read_study(list(words))
+    if launch(study, overrides, LocalPool(workers)) == PREEMPTED:
         raise KeyboardInterrupt
-    return compare(request.directory)
+    return compare(runs_dir_of(overrides) / study.name)
 
 
 def load_run(run: str | Path) -> RunRecord:

@@ -132,18 +132,12 @@ class Writer:
         return [self.run(*overrides, seed=seed, loss=loss, **options) for seed, loss in enumerate(losses)]
 
     def plan(self, *arms: tuple[str, ...], **values: Any) -> None:
-        """study.yaml."""
+        """study.yaml: the overrides of each arm, or `arms` by name, and the other keys of a study."""
         plan = {
-            "name": self.study,
+            "name": self.study.partition("@")[0],
             "question": "is it so?",
-            "baseline": [],
-            "design": "list",
-            "arms": [{"name": config_of(a)[1], "overrides": list(a)} for a in arms],
+            "arms": {config_of(a)[1]: list(a) for a in arms},
             "seeds": [0, 1, 2, 3, 4],
-            "match": "none",
-            "lr_grid": [],
-            "tuning_seeds": [],
-            "amendments": [],
         }
         (self.root / self.study).mkdir(parents=True, exist_ok=True)
         (self.root / self.study / "study.yaml").write_text(yaml.safe_dump(plan | values, sort_keys=False))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from nexus_ablate.config.options import evaluation_name, evaluation_of, option_f
 from nexus_ablate.errors import OK, ConfigError, UserError, printable
 
 if TYPE_CHECKING:
-    from nexus_ablate.report.parts import ReportPart
+    from rich.console import Console
 
 
 def evaluations(text: str) -> list[str]:
@@ -47,7 +47,6 @@ def run(words: list[str], flags: Flags) -> int:
     names = flags.get("evals") or list(option_files("evaluation"))
 
     from nexus_ablate.console import open_console
-    from nexus_ablate.report.terminal import show
     from nexus_ablate.runs import read_run
     from nexus_ablate.runs.lookup import runs_at
     from nexus_ablate.track import refresh
@@ -67,14 +66,14 @@ def run(words: list[str], flags: Flags) -> int:
         if summary != before:
             refresh(path, lambda line: print(line, file=sys.stderr))
         console.print("", printable(str(path), 4096), sep="\n", soft_wrap=True, markup=False)
-        show(results({name: summary[name] for name in names}), console)
+        print_results({name: summary[name] for name in names}, console)
     return status
 
 
-def results(summary: dict[str, Any]) -> Iterator[ReportPart]:
-    """The results of the evaluations in a run's summary, for the terminal: of each a table with a row per part."""
-    from nexus_ablate.report.arm_tables import TextTable
-    from nexus_ablate.report.parts import ReportPart
+def print_results(summary: dict[str, Any], console: Console) -> None:
+    """Print the evaluations in a run's summary: of each a table with a row per part, and what else it says."""
+    from nexus_ablate.report.columns import TextTable
+    from nexus_ablate.report.terminal import print_texts
     from nexus_ablate.runs.record import leaves
     from nexus_ablate.training.display import shown
 
@@ -88,8 +87,8 @@ def results(summary: dict[str, Any]) -> Iterator[ReportPart]:
                 parts.setdefault(" ".join(part) or "all", {})[key] = figure
         columns = list(dict.fromkeys(chain.from_iterable(parts.values())))
         rows = [[part, *(figures.get(key, "") for key in columns)] for part, figures in parts.items()]
-        yield ReportPart("heading")
-        yield ReportPart("table", table=TextTable([name, *columns], rows, ()))
+        console.print("")
+        print_texts(TextTable([name, *columns], rows, ()), console)
         for key, value in result.items():
             if isinstance(value, str):
-                yield ReportPart("note", f"{key.replace('_', ' ')}: {value}")
+                console.print(printable(f"{key.replace('_', ' ')}: {value}", 2000), style="dim", markup=False)

@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nexus_ablate.cli.verb import FORCE, FULL, Flag, Flags, Verb, target
+from nexus_ablate.cli.verb import FORCE, Flag, Flags, Verb, target
 from nexus_ablate.errors import OK, ConfigError, printable
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ VERB = Verb(
     (
         Flag("--out", "FILE", "where to save the picture (.png, .pdf or .svg)", target("--out", picture=True)),
         FORCE,
-        FULL,
     ),
     "Of two runs the keys that are equal are left out. `follows` lists the values that an `auto` took in one run and "
     "not in the other.",
@@ -51,7 +50,7 @@ def run(words: list[str], flags: Flags) -> int:
         )
     record, *others = [load_run(run_at(word, "show")) for word in words]
     if others:
-        _show_differences(record, others[0], "full" in flags)
+        _show_differences(record, others[0])
     else:
         _show_run(record, flags.get("out") or record.path / "picture.png")
     return OK
@@ -60,10 +59,9 @@ def run(words: list[str], flags: Flags) -> int:
 def _show_run(record: RunRecord, picture: Path) -> None:
     from rich.text import Text
 
-    from nexus_ablate.cli.evaluate import results
+    from nexus_ablate.cli.evaluate import print_results
     from nexus_ablate.console import folded, grid, nearer, open_console
     from nexus_ablate.report.run_picture import run_figure, run_lines, save_figure
-    from nexus_ablate.report.terminal import show
     from nexus_ablate.training.display import result_facts
 
     curves, figure = run_lines(record), run_figure(record)  # first: of a damaged run nothing is shown
@@ -74,7 +72,7 @@ def _show_run(record: RunRecord, picture: Path) -> None:
         facts |= result_facts(record.summary)
     console = open_console()
     console.print(folded([*facts.items()], names="dim"))
-    show(results(record.summary or {}), console)
+    print_results(record.summary or {}, console)
     console.print()
     heads = ("curve", "first, by step, last")
     console.print(grid(heads, curves, console.width, heads))
@@ -84,13 +82,12 @@ def _show_run(record: RunRecord, picture: Path) -> None:
     console.print(Text.assemble(("picture ", "dim"), place), soft_wrap=True)
 
 
-def _show_differences(one: RunRecord, other: RunRecord, full: bool) -> None:
-    from nexus_ablate.console import UNLIMITED, grid, middle, open_console, print_table
+def _show_differences(one: RunRecord, other: RunRecord) -> None:
+    from nexus_ablate.console import grid, middle, open_console
     from nexus_ablate.runs.lookup import id_of
 
     console = open_console()
-    width = UNLIMITED if full else console.width
-    longest = width if full else max(12, (width - 30) // 2 - 4)
+    longest = max(12, (console.width - 30) // 2 - 4)
     rows = []
     for key, part, *values in differences(one, other):
         rows.append((key, part, *(middle(value, longest) for value in values)))
@@ -98,7 +95,7 @@ def _show_differences(one: RunRecord, other: RunRecord, full: bool) -> None:
         console.print("the two runs have the same configuration, code, machine and result")
         return
     heads = ("key", "part", id_of(one.path), id_of(other.path))
-    print_table(console, grid(heads, rows, width, heads), full)
+    console.print(grid(heads, rows, console.width, heads))
 
 
 def differences(one: RunRecord, other: RunRecord) -> list[tuple[str, str, str, str]]:

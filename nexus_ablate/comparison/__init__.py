@@ -1,6 +1,4 @@
-"""Comparing runs: from any set of run directories to verdicts, without torch.
+"""Comparing runs: from folders to words, without torch.
 
-terms curves windows -> load -> arms -> learning_rates failures pairs -> fairness -> results
-statistics -> cell -> decision -> judging -> within_stratum -> claim ladder -> across_strata
-listed elsewhere: the same for runs of other tools, from a table of results
+read -> arms (rates) -> fairness, statistics -> verdict, worth -> compare; judge: the same for rows of a foreign table
 """

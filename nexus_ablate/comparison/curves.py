@@ -1,11 +1,10 @@
-"""Fast reading of what a comparison needs from metrics.jsonl, and how the curves of two runs differ.
+"""Fast reading of what a comparison needs from metrics.jsonl.
 
 Two thousand rows take milliseconds.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,6 @@ from nexus_ablate.comparison.statistics import Array
 from nexus_ablate.errors import UserError
 from nexus_ablate.runs.formats import Count, Measured
 from nexus_ablate.runs.record import damaged, parse_row, read_lines, read_rows
-
-AXES = ("tokens", "flops", "seconds")
 
 
 class _Row(msgspec.Struct):
@@ -89,39 +86,3 @@ def read_curves(path: Path) -> Curves:
         steps=np.array(steps, dtype=float),
         last=last,
     )
-
-
-def at_equal(axis: str, one: Curves, other: Curves) -> float:
-    """The difference of two runs' validation losses at the largest budget that both reached.
-
-    NaN before the second validation of either, since the first is of the untrained model.
-
-    Args:
-        axis: One of `AXES`.
-    """
-    budgets, other_budgets = getattr(one, axis), getattr(other, axis)
-    if not len(budgets) or not len(other_budgets):
-        return math.nan
-    largest = min(budgets[-1], other_budgets[-1])
-    if largest < max(each[min(1, len(each) - 1)] for each in (budgets, other_budgets)):
-        return math.nan
-    return float(np.interp(largest, budgets, one.val) - np.interp(largest, other_budgets, other.val))
-
-
-def log_token_ratio(one: Curves, other: Curves) -> float:
-    """Log of (one run's tokens / the other's tokens) needed to reach the higher of the two final losses."""
-    finals = [*one.val[-1:], *other.val[-1:]]
-    if len(finals) < 2 or not np.isfinite(finals).all():
-        return math.nan
-    tokens, other_tokens = _tokens_to(max(finals), one), _tokens_to(max(finals), other)
-    return float(np.log(tokens / other_tokens)) if min(tokens, other_tokens) > 0 else math.nan
-
-
-def _tokens_to(loss: float, curves: Curves) -> float:
-    """Tokens after which the validation loss first was this low, as at the end it is; linear in between."""
-    val, tokens = curves.val, curves.tokens
-    i = (val <= loss).argmax()
-    if i == 0:
-        return tokens[0]
-    share = (val[i - 1] - loss) / (val[i - 1] - val[i]) if np.isfinite(val[i - 1]) else 1.0
-    return tokens[i - 1] + share * (tokens[i] - tokens[i - 1])

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 LEVEL = 0.05
-"""Chance of any false word in a table without effects: of DIFFERENCES and FAILURES together."""
-DIFFERENCES, FAILURES = 0.04, 0.01
-"""Its parts for words about differences, and about counts of runs that failed to train."""
+"""Chance of any false word about a difference in everything that is printed."""
 POWER = 0.80
+FEWEST_BLOCKS = 16
+"""Of evaluation text, below which its part of the error is too uncertain to be counted."""
 
 Array = NDArray[np.float64]
 
@@ -29,37 +29,90 @@ def sidak(level: float, comparisons: float) -> float:
     return -math.expm1(math.log1p(-level) / max(comparisons, 1))
 
 
-# ------------------------------------------------------------------------------------------------------- intervals
+# ------------------------------------------------------------------------------------------------------- the two tests
 
 
 @dataclass(frozen=True)
-class Interval:
-    """A mean over pairs with its own 95% interval, not adjusted for other arms; no interval below two pairs."""
+class Effect:
+    """An arm against the baseline on one endpoint.
 
-    mean: float
-    low: float | None
-    high: float | None
-    n: int
-
-
-def mean_interval(values: Array, level: float = LEVEL) -> Interval | None:
-    """Student's interval of the finite values' mean; None without any."""
-    values = values[np.isfinite(values)]
-    if not len(values):
-        return None
-    mean = float(values.mean())
-    if len(values) < 2:
-        return Interval(mean, None, None, 1)
-    half = half_width(float(values.std(ddof=1)), len(values), level)
-    return Interval(mean, mean - half, mean + half, len(values))
-
-
-def interaction(both: Array, one: Array, other: Array, baseline: Array, family: int) -> Interval | None:
-    """How far two changes together differ from the sum of each: both - one - other + baseline, by seed.
-
-    The interval is Bonferroni's for `family` interactions.
+    Attributes:
+        n: Pairs; of unpaired runs, the smaller number of the two.
+        delta: Mean difference, arm minus baseline.
+        se: Standard error of delta, over text too where that is counted.
+        df: Degrees of freedom of `se`.
+        level: Chance that the interval misses the true difference.
+        low, high: The interval, the one that decides.
+        p: Of the t-test of this cell alone.
+        spread: Standard deviation of a pair's difference over seeds.
+        text_se: The standard error over evaluation text alone; None where it is not part of `se`.
     """
-    return mean_interval(both - one - other + baseline, LEVEL / family)
+
+    n: int
+    delta: float
+    se: float
+    df: float
+    level: float
+    low: float
+    high: float
+    p: float
+    spread: float
+    text_se: float | None = None
+
+    @property
+    def seed_se(self) -> float:
+        """The standard error over seeds alone."""
+        return self.spread / math.sqrt(self.n)
+
+    @property
+    def excludes_zero(self) -> bool:
+        return self.low > 0 or self.high < 0
+
+    def within(self, margin: float) -> bool:
+        """Whether the whole interval lies inside +-margin."""
+        return -margin < self.low and self.high < margin
+
+    @property
+    def detectable(self) -> float:
+        """The smallest true difference that this comparison would have shown with 80% power."""
+        return noncentrality(t_quantile(1 - self.level / 2, self.df), self.df) * self.se
+
+
+def paired_effect(
+    differences: Array, level: float, step: float = 0.0, by_block: Array | None = None, shares: Array | None = None
+) -> Effect | None:
+    """The paired t-test; None for fewer than two pairs.
+
+    Args:
+        differences: (n,) arm minus baseline by seed.
+        level: Of this cell.
+        step: To which the values were rounded: they are no less noisy than rounding made them, step^2 / 12.
+        by_block: (n, blocks) the same by block of evaluation text; None where that is not known.
+        shares: (blocks,) of the text in each block.
+    """
+    n = len(differences)
+    if n < 2:
+        return None
+    spread = max(float(differences.std(ddof=1)), step / math.sqrt(6))
+    se, df, text_se = spread / math.sqrt(n), n - 1.0, None
+    if by_block is not None and shares is not None and len(shares) >= FEWEST_BLOCKS:
+        se, df, text_se = seeds_and_text(by_block, shares)
+    return _effect(n, float(differences.mean()), se, df, level, spread, text_se)
+
+
+def welch_effect(arm: Array, baseline: Array, level: float, step: float = 0.0) -> Effect | None:
+    """Welch's t-test of runs that share no seeds; None for fewer than two runs of either."""
+    n = min(len(arm), len(baseline))
+    if n < 2:
+        return None
+    se, df = welch(arm, baseline, floor=step**2 / 12)
+    return _effect(n, float(arm.mean() - baseline.mean()), se, df, level, se * math.sqrt(n), None)
+
+
+def _effect(n: int, delta: float, se: float, df: float, level: float, spread: float, text_se: float | None) -> Effect:
+    half = t_quantile(1 - level / 2, df) * se
+    p = t_tail(delta / se, df) if se else float(delta == 0)
+    return Effect(n, delta, se, df, level, delta - half, delta + half, p, spread, text_se)
 
 
 def welch(arm: Array, baseline: Array, floor: float = 0.0) -> tuple[float, float]:
@@ -106,24 +159,6 @@ def seeds_and_text(differences: Array, shares: Array) -> tuple[float, float, flo
     parts = over_seeds**2 / (n - 1) + over_text**2 / (blocks - 1)
     df = variance**2 / parts if parts else n - 1
     return math.sqrt(variance), df, math.sqrt(over_text)
-
-
-def correlation(a: Array, b: Array) -> float | None:
-    """Pearson's r; None below three values or without variation."""
-    if len(a) < 3 or not a.std() or not b.std():
-        return None
-    return float(np.corrcoef(a, b)[0, 1])
-
-
-@cache
-def failure_p(failed: int, of: int, baseline_failed: int, baseline_of: int) -> float:
-    """Barnard's exact test (1945), two-sided, of an arm's failures to train against the baseline's."""
-    from scipy.stats import barnard_exact
-
-    counts = [[failed, baseline_failed], [of - failed, baseline_of - baseline_failed]]
-    if not of or not baseline_of or sum(counts[0]) in (0, of + baseline_of):
-        return 1.0
-    return float(barnard_exact(counts).pvalue)  # type: ignore[union-attr]
 
 
 # --------------------------------------------------------------------------------------------------- distributions
@@ -194,9 +229,3 @@ def seeds_needed(delta: float, spread: float, level: float, power: float = POWER
     counts = range(2, 1001)
     place = bisect_left(counts, True, key=lambda n: detectable_difference(spread, n, level, power, text_se) <= delta)
     return counts[place] if place < len(counts) else None
-
-
-@cache
-def fewest_failures(n: int, level: float) -> int | None:
-    """The fewest failures among n runs that Barnard's test tells from none among n at a level; None: not even all."""
-    return next((failed for failed in range(1, n + 1) if failure_p(failed, n, 0, n) < level), None)

@@ -7,6 +7,7 @@ A constraint is a list of alternatives: `auto | int [1, 1e9]`, `half | interleav
     int [1, 1e9]         a whole number in the interval
     float (0, 1]         a number in the interval
     ratio (0, inf)       a number or a fraction such as 8/3
+    Nx                   a factor on what `auto` means, such as 2x or 0.5x
     text                 any text that is not empty
     list of text         a list of them, not empty items; `list of int [0, 1e9]` too
     factors by role      a list such as [embedding:lr:0.1, head:lr:0.5:weight_decay:0]
@@ -33,6 +34,7 @@ FACTORS = {"lr": "float (0, inf)", "weight_decay": "float [0, inf)"}
 """What a role may have a factor on, and the factor's interval."""
 REFUSED = object()
 _INTERVAL = re.compile(r"^(int|float|ratio)\s*([\[(])\s*([^,]+),\s*([^\])]+)([\])])$")
+_FACTOR = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)x")
 _FRACTION = re.compile(r"^\s*(\d{1,18})\s*/\s*(\d{1,18})\s*$")
 
 
@@ -72,7 +74,7 @@ class Constraint:
 
     @property
     def words(self) -> list[str]:
-        return [a for a in self.alternatives if re.fullmatch(r"[A-Za-z_][\w.-]*", a) and a != "text"]
+        return [a for a in self.alternatives if re.fullmatch(r"[A-Za-z_][\w.-]*", a) and a not in ("text", "Nx")]
 
     def accept(self, key: str, value: object) -> object:
         """The value in its canonical form.
@@ -117,6 +119,8 @@ def _canonical(alternative: str, value: Any) -> Any:
         return _canonical_factors(value) if is_list_of_text else REFUSED
     if alternative == "text":
         return value if isinstance(value, str) and value.strip() else REFUSED
+    if alternative == "Nx":
+        return value if isinstance(value, str) and times_auto(value) else REFUSED
     interval = parse_interval(alternative)
     if interval is None:
         word = show(value) if isinstance(value, bool) else value  # YAML and Hydra turn on and off into booleans
@@ -136,6 +140,12 @@ def _canonical(alternative: str, value: Any) -> Any:
     if interval.kind == "int":
         return REFUSED
     return str(number) if isinstance(number, Fraction) else number
+
+
+def times_auto(value: str) -> float:
+    """The factor on what `auto` means: 1 for `auto`, 2 for `2x`; 0 for other text."""
+    match = _FACTOR.fullmatch(value)
+    return float(match[1]) if match else float(value == "auto")
 
 
 def factors_by_role(items: Iterable[str]) -> dict[str, dict[str, float]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from nexus_ablate.config.grammar import ratio, show
+from nexus_ablate.config.grammar import ratio, show, times_auto
 from nexus_ablate.config.options import (
     LATER,
     OPTIONS,
@@ -73,8 +73,9 @@ def checked(config: RunConfig) -> RunConfig:
     """
     if config.train.precision == "auto":
         config.train = dataclasses.replace(config.train, precision=precision_on(config.train.device))
-    if config.optim.keys["lr"] == "auto":
-        config.optim = Option(config.optim.name, config.optim.keys | {"lr": default_rate(config)})
+    if isinstance(lr := config.optim.keys["lr"], str):
+        rate = float(f"{times_auto(lr) * default_rate(config):.6g}")
+        config.optim = Option(config.optim.name, config.optim.keys | {"lr": rate})
     check_rules(config)
     notes = one_spelling(config)
     config.resolved = resolve(config)

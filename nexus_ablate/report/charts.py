@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nexus_ablate.comparison.load import Trained
-from nexus_ablate.comparison.results import ArmResult, Comparison, Secondary, Stratum
+from nexus_ablate.comparison.arms import Arm
+from nexus_ablate.comparison.compare import Comparison, Row, Table
 from nexus_ablate.console import middle
 from nexus_ablate.errors import printable
-from nexus_ablate.report.arm_tables import TONES, bounds, difference_text
+from nexus_ablate.report.columns import TONES, difference, interval_text
 from nexus_ablate.report.sentences import direction
 from nexus_ablate.study.endpoint import Endpoint
 
@@ -49,7 +49,7 @@ PALETTE = {
     "c9": ("#5b8c00", "#a4d04a"),
 }
 """Each colour in the light and in the dark theme. Pictures are drawn in the light one."""
-INK, MUTED, LINE, BAD = (PALETTE[name][0] for name in ("ink", "muted", "line", "bad"))
+INK, MUTED, LINE = (PALETTE[name][0] for name in ("ink", "muted", "line"))
 ARM_COLOURS = 10
 
 WIDTH, HEIGHT = 470, 270
@@ -73,8 +73,8 @@ STYLE: dict[Any, Any] = {
     "legend.fontsize": 13,
     "svg.fonttype": "none",
 }
-LINE_POINTS = 4000
-"""Points of all lines of a picture together: a report of a thousand runs must still open."""
+POINTS = 60
+"""Of a curve."""
 NAME_LETTERS = 32
 RATIO_STEPS = (1.02, 1.05, 1.1, 1.25, 1.5, 2, 5, 10, 100, 1000, 1e6)
 LABEL_LETTERS = 20
@@ -169,54 +169,48 @@ class Bar:
     hint: str = ""
 
 
-def _bar(row: ArmResult, index: int, label: str, note: str) -> Bar:
-    """The difference of an arm; one that has none is a row with its note alone.
+def _bar(row: Row, index: int, label: str) -> Bar:
+    """The difference of an arm; one that has none is a row with its word alone.
 
     Args:
         index: Of its row in the table, whose colour it has.
     """
-    ends, dots = NOT_DRAWN, []
-    if row.difference is not None:
-        ends = (row.difference, row.difference, row.difference)
-        if row.effect:
-            ends = (row.effect.low, row.difference, row.effect.high)
-        for seed, difference in zip(row.seeds, row.differences, strict=True):
-            if difference is not None:
-                dots.append((difference, f"{row.arm}, seed {seed}: {row.endpoint.signed(difference)}"))
-    hint = f"{row.arm}: {difference_text(row)} {bounds(row)}"
+    ends, dots, hint, delta = NOT_DRAWN, [], row.arm.name, difference(row)
+    if row.effect is not None and delta is not None:
+        ends = (row.effect.low, delta, row.effect.high)
+        hint = f"{row.arm.name}: {row.endpoint.signed(delta)} ({interval_text(row)})"
+        for seed, value in zip(row.seeds, row.differences.tolist(), strict=True):
+            dots.append((value, f"{row.arm.name}, seed {seed}: {row.endpoint.signed(value)}"))
     short = middle(printable(label), 2 * LABEL_LETTERS - 2).replace(",", ", ")
     lines = fill(short, LABEL_LETTERS, max_lines=2, placeholder="…")
-    return Bar(lines, ends, note, TONES.get(row.word, "ink"), shade(index), dots, hint)
+    return Bar(lines, ends, row.word, TONES.get(row.word, "ink"), shade(index), dots, hint)
 
 
-def _bars(rows: Sequence[ArmResult]) -> list[Bar]:
-    return [_bar(row, index, row.arm, row.word) for index, row in enumerate(rows) if not row.is_baseline]
+def _bars(rows: Sequence[Row]) -> list[Bar]:
+    return [_bar(row, index, row.arm.name) for index, row in enumerate(rows) if not row.is_baseline]
 
 
-def forest(stratum: Stratum) -> str:
-    """Each arm's mean difference with its simultaneous interval, a dot for each seed, the equivalence band."""
-    return intervals(_bars(stratum.rows), direction(stratum), stratum.endpoint, stratum.endpoint.margin)
+def forest(table: Table, rows: Sequence[Row] = ()) -> str:
+    """Each arm's mean difference with its interval, a dot for each seed, and the band that does not matter.
+
+    Args:
+        rows: Of a secondary endpoint. Default: of the first.
+    """
+    endpoint = rows[0].endpoint if rows else table.endpoint
+    axis = endpoint.axis() if rows else direction(table)
+    return intervals(_bars(rows or table.rows), axis, endpoint, endpoint.margin)
 
 
-def secondary(other: Secondary) -> str:
-    """Each arm's difference in a secondary endpoint with its interval."""
+def settings(comparison: Comparison) -> str:
+    """Each arm's difference in each setting with its interval."""
     bars = []
-    for index, row in enumerate(other.rows):
-        if row.difference is not None:
-            bars.append(_bar(row, index, row.arm, difference_text(row)))
-    return intervals(bars, other.endpoint.axis(), other.endpoint)
-
-
-def strata(comparison: Comparison) -> str:
-    """Each arm's difference in each stratum with its interval."""
-    bars = []
-    for index, change in enumerate(comparison.changes, start=1):
-        for row in change.rows:
-            if row is not None:
-                bars.append(_bar(row, index, f"{row.stratum}: {row.arm}", row.word))
-    if all(bar.ends is NOT_DRAWN for bar in bars):
-        return ""
-    return intervals(bars, direction(comparison.strata[0]), comparison.strata[0].endpoint)
+    for table in comparison.tables:
+        for index, row in enumerate(table.rows):
+            if not row.is_baseline:
+                bars.append(_bar(row, index, f"{table.setting or table.name}: {row.arm.name}"))
+    first = comparison.tables[0]
+    margins = [table.endpoint.margin for table in comparison.tables]
+    return intervals(bars, direction(first), first.endpoint, min(margins))
 
 
 def intervals(bars: Sequence[Bar], axis: str, endpoint: Endpoint, band: float = 0.0) -> str:
@@ -295,92 +289,52 @@ def draw_intervals(
 # ---------------------------------------------------------------------------------------------------------- curves
 
 
-def losses(stratum: Stratum, axis: str, whole: bool = False) -> str:
-    """Validation loss against a budget as SVG, see `draw_losses`; '' where no run has two validations."""
-    with picture(f"validation loss against {axis}{' from the start' * whole}") as (figure, axes):
-        draw_losses(axes, stratum, axis, whole)
+FEWEST_POINTS = 5
+"""Validations from which a curve says more than its end."""
+
+
+def losses(table: Table, axis: str) -> str:
+    """Validation loss against a budget as SVG, see `draw_losses`; '' where no arm has enough validations."""
+    with picture(f"validation loss against {axis}") as (figure, axes):
+        draw_losses(axes, table, axis)
         return svg(figure)
 
 
-def draw_losses(axes: Any, stratum: Stratum, axis: str, whole: bool = False) -> None:
-    """Validation loss against tokens, FLOPs or seconds: one thin line per run that has two validations.
+def draw_losses(axes: Any, table: Table, axis: str) -> None:
+    """Mean validation loss of each arm against tokens, FLOPs or seconds, in a band of one standard deviation.
 
-    The first validations are far above all others. Without `whole` the picture starts after them.
+    The picture starts after the first validations, which are of untrained models and far above all others.
     """
-    runs = []
-    for index, arm in enumerate(stratum.arms):
-        runs += [(index, run) for run in arm.runs.values() if _has_curve(run)]
-    seen, ends = [], []
-    for index, run in runs:
-        budgets, values = getattr(run.curves, axis), run.curves.val
-        points = min(len(values), _points(len(runs)))
-        keep = np.unique(np.linspace(0, len(values) - 1, points).astype(int))  # the first and the last among them
-        text = hover(f"{stratum.arms[index].label}, seed {run.seed}")
-        axes.plot(budgets[keep], values[keep], color=colour(index), linewidth=1.1, alpha=0.75, gid=text)
-        seen.append(values[keep][min(1, len(keep) - 2) :])  # the first is of the untrained model
-        ends.append(values[-1])
+    lowest, highest, start = [], [], []
+    for index, arm in enumerate(table.arms):
+        curve = _mean_curve(arm, axis)
+        if curve is None:
+            continue
+        budgets, mean, sd = curve
+        axes.plot(budgets, mean, color=colour(index), linewidth=1.8, gid=hover(arm.name))
+        axes.fill_between(budgets, mean - sd, mean + sd, color=colour(index), alpha=0.18, linewidth=0)
+        late = max(1, len(mean) // 3)
+        lowest.append(float((mean - sd).min()))
+        highest.append(float(mean[late]))
+        start.append(float(budgets[late]))
     _label_budget(axes, axis, f"validation {LOSS}")
-    ends = [end for end in ends if np.isfinite(end)]
-    if whole or not ends:
-        return
-    values = np.concatenate(seen)
-    values = values[np.isfinite(values)]
-    low = float(values.min())
-    usual = 2 * np.median(ends)
-    top = max(float(np.quantile(values, 0.75)), max(end for end in ends if end < usual))
-    pad = 0.03 * (top - low or 1)
-    starts = [line.get_xdata()[line.get_ydata() <= top] for line in axes.lines]
-    axes.set_xlim(left=min(float(start[0]) for start in starts if len(start)))
-    axes.set_ylim(low - pad, top + pad)
+    if lowest:
+        top = min(max(highest), 2 * float(np.median(highest)))
+        pad = 0.04 * (top - min(lowest) or 1.0)
+        axes.set_xlim(left=min(start))
+        axes.set_ylim(min(lowest) - pad, top + pad)
 
 
-def paired_differences(stratum: Stratum, axis: str) -> str:
-    """Arm minus baseline at the same budget: one thin line per seed, a thick mean. Before the end both still learn."""
-    base, *others = stratum.arms
-    points = _points(max(1, sum(len(arm.runs) for arm in others)))
-    last = []
-    with picture(f"difference to the baseline against {axis}") as (figure, axes):
-        _label_budget(axes, axis, "difference, nats per token")
-        axes.axhline(0, color=MUTED, linewidth=1, linestyle="--")
-        for index, (arm, row) in enumerate(zip(stratum.arms, stratum.rows, strict=True)):
-            pairs = []
-            for seed, difference in zip(row.seeds, row.differences, strict=True):
-                run, base_run = arm.runs.get(seed), base.runs.get(seed)
-                if difference is not None and run and base_run and _has_curve(run) and _has_curve(base_run):
-                    pairs.append((run, base_run))
-            if row.difference is None or not pairs:
-                continue
-            budgets = [getattr(run.curves, axis) for pair in pairs for run in pair]
-            # before its second validation a run has none but that of the untrained model
-            start, end = max(float(each[1]) for each in budgets), min(float(each[-1]) for each in budgets)
-            if start >= end:
-                continue
-            grid = np.linspace(start, end, points)
-            gaps = []
-            for pair in pairs:
-                loss, base_loss = (np.interp(grid, getattr(each.curves, axis), each.curves.val) for each in pair)
-                gap = loss - base_loss
-                name = hover(f"{arm.label}, seed {pair[0].seed}")
-                axes.plot(grid, gap, color=colour(index), linewidth=0.8, alpha=0.35, gid=name)
-                gaps.append(gap)
-                last.append(float(gap[-1]))
-            mean = np.mean(gaps, axis=0)
-            axes.plot(grid, mean, color=colour(index), linewidth=2.2, gid=hover(arm.label))
-        if last:
-            usual = 8 * float(np.median(np.abs(last)))
-            ends = [0.0, *(end for end in last if abs(end) <= usual)]
-            pad = 0.15 * (max(ends) - min(ends)) or 1e-6
-            axes.set_ylim(min(ends) - pad, max(ends) + pad)
-        return svg(figure) if last else ""
-
-
-def _has_curve(run: Trained) -> bool:
-    """Whether it has two validations, so that there is a line."""
-    return len(run.curves.val) > 1
-
-
-def _points(lines: int) -> int:
-    return min(80, max(12, LINE_POINTS // lines))
+def _mean_curve(arm: Arm, axis: str) -> tuple[Any, Any, Any] | None:
+    """Budgets, mean and standard deviation of an arm's validation losses; None below `FEWEST_POINTS` of them."""
+    curves = [run.curves for run in arm.runs.values() if run.has_loss and len(run.curves.val) >= FEWEST_POINTS]
+    if not curves:
+        return None
+    first = max(float(getattr(curve, axis)[1]) for curve in curves)
+    last = min(float(getattr(curve, axis)[-1]) for curve in curves)
+    budgets = np.linspace(first, last, POINTS)
+    values = np.array([np.interp(budgets, getattr(curve, axis), curve.val) for curve in curves])
+    return budgets, values.mean(axis=0), values.std(axis=0)
 
 
 def _label_budget(axes: Any, axis: str, label: str) -> None:
@@ -395,57 +349,47 @@ def _label_budget(axes: Any, axis: str, label: str) -> None:
 # ------------------------------------------------------------------------------------------------------------ rates
 
 
-def learning_rates(stratum: Stratum) -> str:
-    """Mean loss over the learning rate; the best rate ringed, in red where it lies at the edge.
-
-    A thin line is of the tuning runs, a thick one of the runs that are judged.
-    """
-    tuned = []
-    for index, row in enumerate(stratum.rows):
-        if any(math.isfinite(value) for values in row.lr_curve.values() for value in values):
-            tuned.append((index, row))
-    if not tuned:
+def learning_rates(table: Table) -> str:
+    """Mean loss over the learning rate with each run, the best rate ringed."""
+    if not any(arm.by_rate for arm in table.arms):
         return ""
     with picture("loss over the learning rate") as (figure, axes):
         axes.set(xscale="log", xlabel="learning rate", ylabel=f"validation {LOSS}")
-        rates = sorted({rate for _, row in tuned for rate in row.lr_curve})
-        axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
+        rates = sorted({rate for arm in table.arms for rate in arm.by_rate})
+        axes.set_xticks(rates[:: max(1, len(rates) // 7)], [f"{rate:g}" for rate in rates[:: max(1, len(rates) // 7)]])
         axes.minorticks_off()
-        for index, row in tuned:
-            judged = row.claim_curve or row.lr_curve
-            for curve in (row.lr_curve, row.claim_curve):
-                means = [float(np.mean(values)) for values in curve.values()]
-                width = 2.2 if curve is judged else 0.8
-                axes.plot(list(curve), means, color=colour(index), linewidth=width, gid=hover(row.arm))
-                for rate, values in curve.items():
-                    for value in filter(math.isfinite, values):
-                        text = hover(f"{row.arm}, {rate:g}: {value:.4f}")
-                        axes.plot(rate, value, ".", color=colour(index), gid=text)
-            if (best := row.best_lr) is not None:
-                place, ring = ("edge", BAD) if row.lr_edge else ("best", INK)
-                nearest = min(judged, key=lambda rate: abs(math.log(rate / best)))
-                text = hover(f"{row.arm}: best {best:g}, {place}")
-                lowest = float(np.mean(judged[nearest]))
-                axes.plot(best, lowest, "o", mfc="none", mec=ring, markersize=14, gid=text)
+        for index, arm in enumerate(table.arms):
+            means = {}
+            for rate, runs in arm.by_rate.items():
+                values = [run.figure("val_loss") for run in runs.values()]
+                means[rate] = float(np.mean(values))
+                for seed, value in zip(runs, values, strict=True):
+                    text = hover(f"{arm.name}, {rate:g}, seed {seed}: {value:.4f}")
+                    axes.plot(rate, value, ".", color=colour(index), alpha=0.5, gid=text)
+            axes.plot(list(means), list(means.values()), color=colour(index), linewidth=1.8, gid=hover(arm.name))
+            if arm.best_rate is not None:
+                lowest = arm.mean("val_loss")
+                text = hover(f"{arm.name}: best {arm.best_rate:.3g}")
+                axes.plot(arm.best_rate, lowest, "o", mfc="none", mec=INK, markersize=13, gid=text)
         return svg(figure)
 
 
 # -------------------------------------------------------------------------------------------------------- notebooks
 
 
-def comparison_figure(stratum: Stratum) -> Figure:
-    """Validation losses, a line per run, beside the differences to the baseline where there is another arm."""
+def comparison_figure(table: Table) -> Figure:
+    """Validation losses beside the differences to the baseline, where there is another arm."""
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    bars = _bars(stratum.rows)
+    bars = _bars(table.rows)
     with matplotlib.rc_context({**STYLE, "font.size": 10, "axes.labelsize": 10, "legend.fontsize": 9}):
         figure = Figure(figsize=(12, max(3.6, 1.2 + 0.5 * len(bars))), layout="constrained")
         panels = figure.subplots(1, 2 if bars else 1, squeeze=False)[0]
-        draw_losses(panels[0], stratum, "tokens")
-        labels = [middle(arm.label, NAME_LETTERS) for arm in stratum.arms]
+        draw_losses(panels[0], table, "tokens")
+        labels = [middle(arm.name, NAME_LETTERS) for arm in table.arms]
         panels[0].legend([Line2D([], [], color=colour(index)) for index in range(len(labels))], labels)
         if bars:
-            draw_intervals(panels[1], bars, direction(stratum), stratum.endpoint.margin, stratum.endpoint)
+            draw_intervals(panels[1], bars, direction(table), table.endpoint.margin, table.endpoint)
     return figure

@@ -36,14 +36,10 @@ const fit = () => {
 fit();
 addEventListener('resize', fit);
 
-// The switch of the curves: against tokens, FLOPs or seconds; from where the arms come apart, or the whole run.
+// The switch of the curves: against tokens, FLOPs or seconds.
 for (const box of document.querySelectorAll('.curves')) {
   for (const button of box.querySelectorAll('.switch button')) {
     button.addEventListener('click', () => {
-      if ('whole' in button.dataset) {
-        button.setAttribute('aria-pressed', box.classList.toggle('from-start'));
-        return;
-      }
       box.dataset.show = button.dataset.axis;
       for (const other of box.querySelectorAll('button[data-axis]')) other.setAttribute('aria-pressed', other === button);
     });

@@ -9,47 +9,37 @@ from pathlib import Path
 from typing import Any
 
 from nexus_ablate import __version__
-from nexus_ablate.comparison.fairness import WARN
-from nexus_ablate.comparison.results import Comparison, Stratum
+from nexus_ablate.comparison.compare import Comparison, Table
 from nexus_ablate.comparison.verdict import MEANINGS
 from nexus_ablate.errors import printable
-from nexus_ablate.report import arm_tables, charts, sentences
+from nexus_ablate.report import charts, columns, sentences
 
-BUDGET_BUTTONS = {"tokens": "tokens", "flops": "FLOPs", "seconds": "seconds"}
+BUDGETS = {"tokens": "tokens", "flops": "FLOPs", "seconds": "seconds"}
 """What the switch of the curves says of each budget."""
 
 
-def html(comparison: Comparison, command: str = "", reload_seconds: int = 0) -> str:
+def html(comparison: Comparison, command: str = "") -> str:
     """The whole page.
 
     Args:
         command: The command that made the page, for its foot.
-        reload_seconds: The page reloads itself this often; 0: never.
     """
-    versions, sources, places, devices = [], [], [], []
-    for stratum in comparison.strata:
-        for arm in stratum.arms:
-            for run in arm.runs.values():
-                versions.append(run.env.get("version"))
-                sources.append(run.source[:8] if run.code else "")
-                places.append(_together([run.env.get("host"), run.env.get("platform")]))
-                devices.append(run.summary.get("processor") or run.summary.get("device"))
+    runs = [run for table in comparison.tables for arm in table.arms for run in arm.runs.values()]
     origin = {
         "made": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC by nexus-ablate {__version__}",
         "command": command,
-        "version": _together(versions),
-        "source hash": _together(sources),
-        "machine": _together([*places, *devices]),
+        "commit": _together(str(run.env.get("git_commit") or "")[:8] for run in runs),
+        "machine": _together(run.summary.get("processor") or run.summary.get("device") for run in runs),
     }
-    return _filled(comparison, origin, reload_seconds)
+    return _filled(comparison, origin)
 
 
-def summary(stratum: Stratum) -> str:
+def summary(table: Table) -> str:
     """A page with the answer, the table and the intervals alone, for a notebook."""
-    return _filled(Comparison(stratum.study, [stratum], [], None), {}, 0)
+    return _filled(Comparison([table]), {})
 
 
-def _filled(comparison: Comparison, origin: dict[str, str], reload_seconds: int) -> str:
+def _filled(comparison: Comparison, origin: dict[str, str]) -> str:
     """The template, filled.
 
     Args:
@@ -65,16 +55,14 @@ def _filled(comparison: Comparison, origin: dict[str, str], reload_seconds: int)
         trim_blocks=True,
     )
     environment.globals |= {
-        "arm_tables": arm_tables,
+        "columns": columns,
         "charts": charts,
         "sentences": sentences,
-        "tones": defaultdict(str, arm_tables.TONES),
+        "tones": defaultdict(str, columns.TONES),
         "meanings": MEANINGS,
-        "basis": _basis,
         "curves_of": _curves,
     }
-    template = environment.get_template("page.html.j2")
-    return template.render(comparison=comparison, origin=origin, reload_seconds=reload_seconds)
+    return environment.get_template("page.html.j2").render(comparison=comparison, origin=origin)
 
 
 def _shown(value: Any) -> Any:
@@ -84,25 +72,10 @@ def _shown(value: Any) -> Any:
     return value if hasattr(value, "__html__") else printable(str(value), 2000)
 
 
-def _basis(comparison: Comparison, stratum: Stratum) -> tuple[list[str], list[str]]:
-    """The conditions of the verdicts, and what they warn of. What the first stratum says is not said again."""
-    first = comparison.strata[0]
-    said = [] if stratum is first else sentences.basis(first)
-    lines = [line for line in sentences.basis(stratum) if line not in said]
-    warnings = [line for line in lines if line.startswith(WARN)]
-    return [line for line in lines if line not in warnings], warnings
-
-
-def _curves(stratum: Stratum) -> list[dict[str, str]]:
-    """The losses and their differences against each budget; the losses late, and from the start."""
-    curves = []
-    for axis, word in BUDGET_BUTTONS.items():
-        late = charts.losses(stratum, axis)
-        if late:
-            whole = charts.losses(stratum, axis, whole=True)
-            gap = charts.paired_differences(stratum, axis)
-            curves.append({"axis": axis, "word": word, "late": late, "whole": whole, "gap": gap})
-    return curves
+def _curves(table: Table) -> list[tuple[str, str, str]]:
+    """Budget, its word and the losses against it, of each budget with a curve."""
+    drawn = [(axis, word, charts.losses(table, axis)) for axis, word in BUDGETS.items()]
+    return [curve for curve in drawn if curve[2]]
 
 
 def _together(values: Iterable[Any]) -> str:

@@ -1,79 +1,87 @@
-"""A comparison in a terminal, from 80 columns on."""
+"""A comparison in a terminal: six arms at 80 columns fit one screen."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from nexus_ablate.console import UNLIMITED, grid, middle, print_table
+from nexus_ablate.comparison.compare import Comparison, Row, Table
+from nexus_ablate.console import grid
 from nexus_ablate.errors import printable
-from nexus_ablate.report.arm_tables import TONES, TextTable
-from nexus_ablate.report.parts import ReportPart
+from nexus_ablate.report import sentences
+from nexus_ablate.report.columns import BY_NAME, MAIN, TONES, TextTable, by_measure, matrix, shown, text_table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 COLOURS = {"good": "green", "bad": "red", "same": "cyan", "warn": "yellow", "": ""}
 """Of `TONES`."""
-STYLES = {"title": "bold", "heading": "dim", "note": "dim"}
 WIDE = 120
-NARROW = ("interval", "p", "delta/SD", "wins", "detectable")
-"""Columns that a terminal narrower than `WIDE` leaves out, so that the arms' names have room."""
+NARROW = [BY_NAME[name] for name in ("arm", "verdict", "delta", "interval", "worth")]
+"""The columns below `WIDE`."""
+MOST_CHECKS = 3
 
 
-def show(parts: Iterable[ReportPart], console: Console, full: bool = False) -> None:
-    """Print the parts of a comparison; with `full` the arms' whole names in tables, however long."""
-    from rich.text import Text
-
-    started = False
-    for part in parts:
-        if part.kind == "heading" or part.arms or (part.kind == "title" and started):
-            console.print("")
-        started = True
-        text, colour = printable(part.text, 2000), COLOURS[TONES.get(part.word, "")]
-        if part.kind == "table":
-            _print(part, console, full)
-        elif part.kind == "path":
-            console.print(f"  {text}", soft_wrap=True, markup=False, emoji=False)
-        elif part.kind == "item" and part.word:
-            console.print(Text.assemble("  ", (part.word, colour), f" {text}"))
-        elif text:
-            console.print(Text(text, colour or STYLES.get(part.kind, "")))
-
-
-def _print(part: ReportPart, console: Console, full: bool) -> None:
-    """Print a table, of arms each in the colour of its verdict; with `full` without cutting names and columns."""
-    width = UNLIMITED if full else console.width
-    table, styles, leave = part.table, [], []
-    for row in part.arms:
-        styles.append("dim" if row.is_baseline else COLOURS[TONES.get(row.word, "")])
-    if part.arms:
-        columns = zip(table.heads, *table.rows, strict=True)
-        tables = [[column for column in columns if width >= WIDE or column[0] not in NARROW]]
-        leave = table.heads[:2:-1]
-    else:
-        tables = _by_width(table, width)
-    for number, columns in enumerate(tables):
+def show(comparison: Comparison, console: Console, details: bool = False) -> None:
+    """Print a comparison; with `details` every number, condition and left-out run of it."""
+    for number, table in enumerate(comparison.tables):
         if number:
             console.print("")
-        heads, *rows = zip(*columns, strict=True)
-        print_table(console, grid(heads, rows, width, table.words, styles, leave=leave), full)
+        if len(comparison.tables) > 1:
+            _line(console, f"setting {table.setting}" if table.setting else table.name, "bold")
+        _show_table(table, console, details)
+    if len(comparison.tables) > 1:
+        console.print("")
+        print_texts(matrix(comparison), console)
+    for line in sentences.missing(comparison):
+        _line(console, line, "yellow")
 
 
-def _by_width(table: TextTable, width: int) -> Iterator[list[Sequence[str]]]:
-    """The columns, each with its head, of as many tables as the width asks for; the first one is in front of each."""
-    (head, *names), *others = zip(table.heads, *table.rows, strict=True)
-    first = [middle(head, width // 3), *names]
-    room = width - min(2 + max(map(len, [head, *names])), width // 2)
-    columns: list[Sequence[str]] = [first]
-    free = room
-    for head, *cells in others:
-        column = [middle(head, width // 3), *(middle(cell, room - 2) for cell in cells)]
-        needed = 2 + max(map(len, column))
-        if needed > free and len(columns) > 1:
-            yield columns
-            columns = [first]
-            free = room
-        columns.append(column)
-        free -= needed
-    yield columns
+def _show_table(table: Table, console: Console, details: bool) -> None:
+    _line(console, sentences.title(table), "bold")
+    _line(console, sentences.answer(table))
+    console.print("")
+    columns = shown(table, MAIN if console.width >= WIDE else NARROW)
+    rows = text_table(table.rows, table, columns)
+    common = sentences.shared_qualifiers(table)
+    if common:  # said once, below
+        for cells, row in zip(rows.rows, table.rows, strict=True):
+            own = [text for text in row.qualifiers if text not in common]
+            if row.word and isinstance(cells, list):
+                cells[1] = f"{row.word} ({', '.join(own)})" if own else row.word
+    print_texts(rows, console, table.rows)
+    for others in table.secondary:
+        _line(console, f"{others[0].endpoint.name}: {sentences.answer(table, others)}")
+    console.print("")
+    _line(console, sentences.basis(table), "dim")
+    if advice := sentences.advice(table):
+        _line(console, f"next: {advice}")
+    checks, passed = sentences.fairness(table)
+    for check in checks if details else checks[:MOST_CHECKS]:
+        _line(console, f"{check.status} {check.name}: {check.text}", COLOURS[TONES[check.status]])
+    hidden = 0 if details else len(checks) - MOST_CHECKS
+    _line(console, f"{f'{hidden} more warnings; ' if hidden > 0 else ''}{passed}", "dim")
+    left_out = sentences.left_out(table)
+    if not details:
+        if left_out:
+            _line(console, f"{len(left_out)} left out, listed by --details", "yellow")
+        return
+    for row in (*table.rows, *(row for others in table.secondary for row in others)):
+        if not row.is_baseline:
+            _line(console, f"  {row.endpoint.name} {row.arm.name}: {row.word}, {row.sentence}")
+    console.print("")
+    print_texts(by_measure(table), console)
+    for line in left_out:
+        console.print(f"  {printable(line, 2000)}", soft_wrap=True, markup=False, emoji=False, highlight=False)
+
+
+def _line(console: Console, text: str, style: str = "") -> None:
+    from rich.text import Text
+
+    console.print(Text(printable(text, 4000), style))
+
+
+def print_texts(table: TextTable, console: Console, rows: Sequence[Row] = ()) -> None:
+    """Print a table; of arms, each in the colour of its verdict."""
+    styles = ["dim" if row.is_baseline else COLOURS[TONES.get(row.word, "")] for row in rows]
+    console.print(grid(table.heads, table.rows, console.width, table.words, styles, leave=table.heads[:3:-1]))

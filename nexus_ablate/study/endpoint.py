@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
-from typing import Annotated, Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.measure.measures import BITS, NATS, Measure, find
 from nexus_ablate.plain_data import LARGEST
-from nexus_ablate.runs.formats import Positive
 
 Array = NDArray[np.float64]
-Margin = Positive | Literal["auto"]
+DEFAULT_MARGIN = 0.002
+"""Of the baseline's loss, where no smallest difference that matters is declared."""
+_COMPUTE = re.compile(r"(\d{1,2}(?:\.\d{1,3})?) ?% compute")
 
 
-class Endpoint(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A measure that arms are compared by at the end of training; in a study's file and study.yaml a mapping.
+@dataclass(frozen=True)
+class Endpoint:
+    """A measure that arms are compared by at the end of training.
 
     Measures that are read on a logarithmic scale, such as a kurtosis, are compared by the difference of their natural
     logarithms, which is shown as a ratio: `x1.25` is a quarter more. Shares of right answers are compared by the
@@ -30,31 +33,50 @@ class Endpoint(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tr
     Attributes:
         name: A name of the measures table, as runs write it.
         delta_min: The smallest difference that matters, in the measure's unit, or for ratios as a share: 0.1 is 10%.
-            auto: none is declared, and no arm can be EQUIVALENT.
-        tokens: The share of training tokens that `delta_min` is worth, where it was given as `2% tokens`.
+            `2% compute`: what so much more training of the baseline is worth. auto: 0.2% of the baseline's loss; none
+            for other measures, of which no arm can be EQUIVALENT.
+        origin: Where a resolved `delta_min` comes from, in words.
     """
 
     name: str
-    delta_min: Margin = "auto"
-    tokens: Annotated[float, Meta(ge=0, lt=LARGEST)] = 0.0
+    delta_min: float | str = "auto"
+    origin: str = "declared by the study"
 
     def __post_init__(self) -> None:
         if self.measure.unit in ("text", "hash", "index") or "{" in self.name:
             raise ConfigError("an endpoint is one number", self.name, "endpoints: [val_loss]")
+        if isinstance(self.delta_min, str):
+            if self.delta_min != "auto" and not self.compute:
+                raise self._refused()
+        elif isinstance(self.delta_min, bool) or not 0 < self.delta_min < LARGEST:
+            raise self._refused()
+
+    def _refused(self) -> ConfigError:
+        problem = "delta_min takes auto, a number above 0, or as in `2% compute`"
+        return ConfigError(problem, f"delta_min: {self.delta_min}", "delta_min: 0.02")
+
+    @property
+    def compute(self) -> float:
+        """The share of its own training that `delta_min` is worth to the baseline, as in `2% compute`; else 0."""
+        match = _COMPUTE.fullmatch(str(self.delta_min))
+        return float(match[1]) / 100 if match else 0.0
+
+    @property
+    def written(self) -> Any:
+        """The endpoint as it stands in a study's file."""
+        return self.name if self.delta_min == "auto" else {"name": self.name, "delta_min": self.delta_min}
+
+    def with_margin(self, delta_min: float, origin: str) -> Endpoint:
+        """The endpoint with the smallest difference that matters as a number."""
+        return replace(self, delta_min=delta_min, origin=origin)
 
     def __str__(self) -> str:
-        return self.name if self.delta_min == "auto" else f"{self.name} ({self.delta_min:g})"
+        return f"{self.name} ({self.delta_min:g})" if self.margin else self.name
 
     @property
     def measure(self) -> Measure:
         """Its row of the measures table."""
         return find(self.name)
-
-    @property
-    def origin(self) -> str:
-        """Where `delta_min` comes from, in words."""
-        worth = f", as what {100 * self.tokens:.3g}% of the training tokens are worth" if self.tokens else ""
-        return f"declared by the study{worth}"
 
     @property
     def log(self) -> bool:
@@ -86,9 +108,10 @@ class Endpoint(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tr
 
     @property
     def margin(self) -> float:
-        """`delta_min` on the scale of differences; 0 where none is declared."""
-        delta_min = 0.0 if self.delta_min == "auto" else self.delta_min
-        return math.log1p(delta_min) if self.log else delta_min
+        """`delta_min` on the scale of differences; 0 where it is not a number."""
+        if isinstance(self.delta_min, str):
+            return 0.0
+        return math.log1p(self.delta_min) if self.log else self.delta_min
 
     def on_scale(self, figures: Callable[[str], Array]) -> Array:
         """The values whose differences are taken; NaN where a logarithm does not exist.

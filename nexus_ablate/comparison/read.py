@@ -1,0 +1,235 @@
+"""Reading runs: each directory is a `Run` with a result, or left out with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nexus_ablate.comparison.curves import Curves, read_curves
+from nexus_ablate.comparison.windows import WindowLosses, read_windows
+from nexus_ablate.errors import UserError, printable
+from nexus_ablate.provenance import code_of, source_hash
+from nexus_ablate.runs import SETTLED, RunRecord, read_run
+from nexus_ablate.runs.formats import INIT
+from nexus_ablate.runs.lookup import id_of
+from nexus_ablate.runs.record import last_row, leaves, read_document, runs_and_strangers
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A directory that gives no result to the table, and why."""
+
+    path: Path
+    reason: str
+    arm: str = ""
+    seed: int | None = None
+    state: str = ""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run with a result: finished, or diverged, which is a result too.
+
+    Attributes:
+        init: Hash of the normal numbers behind each parameter's first value and its shape, by parameter name.
+        figures: Every number of the summary by name, those of evaluations as `evaluation/figure`.
+        probed: The last row of probes.jsonl; {} where there is none.
+        windows: Final validation losses by window of text; None where the run kept none.
+    """
+
+    record: RunRecord
+    curves: Curves
+    init: dict[str, tuple[str, tuple[int, ...]]]
+    figures: dict[str, float]
+    probed: dict[str, Any]
+    windows: WindowLosses | None
+
+    def figure(self, name: str) -> float:
+        """A number of the finished run at its end, a list by head as its mean; NaN where there is none."""
+        if self.state != "finished":
+            return float("nan")
+        value = self.figures.get(name, self.probed.get(name, self.curves.last.get(name)))
+        values = value if isinstance(value, list) else [value]
+        numbers = [v for v in values if isinstance(v, int | float)]
+        return float(np.mean(numbers)) if numbers and len(numbers) == len(values) else float("nan")
+
+    def left_out(self, reason: str) -> LeftOut:
+        """The run as one that gives no result to the table."""
+        return LeftOut(self.path, reason, self.arm, self.seed, self.state)
+
+    @property
+    def path(self) -> Path:
+        return self.record.path
+
+    @property
+    def state(self) -> str:
+        return self.record.state
+
+    @property
+    def arm(self) -> str:
+        """The arm of its study; runs at other learning rates than the arm's own lie in other folders."""
+        return str(self.env.get("arm") or self.record.arm)
+
+    @property
+    def seed(self) -> int:
+        assert self.record.seed is not None
+        return self.record.seed
+
+    @property
+    def rate(self) -> float:
+        """Its learning rate."""
+        return float((self.config.get("optim") or {}).get("lr", "nan"))
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether it ended with a finite loss, however high."""
+        return self.state == "finished" and self.summary.get("val_loss", 0.0) is not None
+
+    @property
+    def ended_above_start(self) -> bool:
+        """Whether it ended above its loss at the start."""
+        return len(self.curves.val) > 1 and bool(self.curves.val[-1] > self.curves.val[0])
+
+    @property
+    def code(self) -> dict[str, str] | None:
+        """The hash of each file that made it; None where it did not record them."""
+        return code_of(self.env)
+
+    @cached_property
+    def source(self) -> str:
+        """Hash of the computing code that made it, plugins aside."""
+        return source_hash({name: value for name, value in (self.code or {}).items() if not name.startswith("plugin ")})
+
+    @property
+    def plugins(self) -> dict[str, str]:
+        """Hash of each plugin that it used, by name."""
+        return {name: value for name, value in (self.code or {}).items() if name.startswith("plugin ")}
+
+    @property
+    def begun(self) -> str:
+        """When it was first started, in UTC, as text that sorts."""
+        return str(self.record.status.get("started"))
+
+    @property
+    def env(self) -> dict[str, Any]:
+        return self.record.env or {}
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self.record.config or {}
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return self.record.summary or {}
+
+
+def read_folder(folder: Path) -> tuple[list[Run], list[LeftOut]]:
+    """Every run in a folder: a run, an arm or a study.
+
+    Raises:
+        UserError: The folder does not exist.
+    """
+    paths, strangers = runs_and_strangers([folder])
+    runs: list[Run] = []
+    left_out = [LeftOut(path, reason) for path, reason in strangers.items()]
+    sources: dict[str, Any] = {}
+    for path in paths:
+        result = read(path)
+        if isinstance(result, LeftOut):
+            left_out.append(result)
+            continue
+        if result.code:  # the hashes of a thousand runs by one code are kept once
+            result.env["source"] = sources.setdefault(result.source, result.env["source"])
+        runs.append(result)
+    return runs, left_out
+
+
+def read(path: Path) -> Run | LeftOut:
+    """The run in a directory, or why it is left out."""
+    try:
+        record = read_run(path)
+        if record.seed is None:
+            return LeftOut(path, "not named like a run (s<seed>-<hash>)", record.arm, None, record.state)
+        if record.state not in SETTLED:
+            arm = str((record.env or {}).get("arm") or record.arm)
+            return LeftOut(path, _progress(record), arm, record.seed, record.state)
+        run = Run(
+            record=record,
+            curves=read_curves(path / "metrics.jsonl"),
+            init=_initial_values(path / "init.json"),
+            figures=dict(_figures(record.summary or {})),
+            probed=last_row(path / "probes.jsonl"),
+            windows=read_windows(path / "evaluation.jsonl"),
+        )
+    except UserError as error:
+        reason = f"damaged: {error.problem.removeprefix(f'{path}/')}"
+        if error.got:
+            reason += f" ({error.got})"
+        return LeftOut(path, printable(reason, 200), path.parent.name, state="damaged")
+    if contradiction := next(contradictions(run), ""):
+        return run.left_out(f"contradicts itself: {contradiction}")
+    return run
+
+
+def _progress(record: RunRecord) -> str:
+    """The state of a run without a result, how far it came and why it stopped."""
+    step, steps = record.status.get("step"), ((record.config or {}).get("resolved") or {}).get("steps")
+    text = record.state
+    if step is not None:
+        text += f" at step {step} of {steps}" if steps else f" at step {step}"
+    if reason := record.status.get("reason"):
+        text += f": {reason}"
+    return printable(text, 200)
+
+
+def _initial_values(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """The contents of init.json.
+
+    Raises:
+        UserError: It is damaged.
+    """
+    recorded = read_document(path, INIT) or {}
+    return {name: (value["z"], tuple(value["shape"])) for name, value in recorded.items() if isinstance(value, dict)}
+
+
+def _figures(summary: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    for names, value in leaves(summary):
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            yield "/".join(names), float(value)
+
+
+def contradictions(run: Run) -> Iterator[str]:
+    """How the files of a run contradict each other, beside what the hashes show that it ended with."""
+    record, curves, env = run.record, run.curves, run.env
+    if (seed := run.config.get("seed")) != record.seed:
+        yield f"the directory says seed {record.seed}, config.yaml says {seed}"
+    named, run_hash = id_of(record.path)[:8], env.get("run_hash")
+    if run_hash and not str(run_hash).startswith(named):
+        yield f"the directory is named {named}, env.json is of run {run_hash:.8}"
+    if not run.init:
+        yield "init.json is missing"
+    backwards = np.nonzero(np.diff(curves.steps) <= 0)[0]
+    if len(backwards):
+        before, after = curves.steps[backwards[0] : backwards[0] + 2]
+        yield f"step {after:.0f} comes after step {before:.0f} in metrics.jsonl"
+    if record.state != "finished":
+        if record.summary is not None:
+            yield f"{record.state} by status.json, but a summary.json was written at the end"
+        return
+    summary, last = run.summary, curves.last
+    if not last:
+        yield "finished without a row in metrics.jsonl"
+    every = (run.config.get("train") or {}).get("log_every")
+    if every and not env.get("earlier"):  # an earlier launch may have logged at other steps
+        due, logged = last["step"] // every + 1, np.count_nonzero(curves.steps % every == 0)
+        if logged < due:
+            yield f"metrics.jsonl has rows for {logged} of the {due} steps at which one is due"
+    if "arm_hash" in summary and summary["arm_hash"] != env.get("arm_hash"):
+        yield "summary.json and env.json are of different arms"
+    if (summary.get("batch_hash") or "") != (last.get("batch_hash") or ""):
+        yield "summary.json and metrics.jsonl end with different batches"

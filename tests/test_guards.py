@@ -1,0 +1,81 @@
+"""A comparison of planted runs says what was recorded of it, and the modules that compute are those that were recorded.
+
+Neither may change without being meant to: not by a rewriting of the code.
+"""
+
+from __future__ import annotations
+
+import json
+
+import guards
+import pytest
+
+from nexus_ablate.provenance import source_hashes
+
+WORDS = ("word", "qualifiers", "unfair")
+COMPUTING_SOURCE = guards.FOLDER / "computing_source.json"
+
+
+@pytest.fixture(scope="module", params=guards.STUDIES)
+def planted(request, tmp_path_factory):
+    """A study and the folders of its runs."""
+    study = guards.read(request.param)
+    return study, guards.write(study, tmp_path_factory.mktemp("guards"))
+
+
+def numbers(result):
+    """Its numbers, as far as there are any."""
+    return {name: result[name] for name in guards.NUMBERS if result[name] is not None}
+
+
+def test_every_cell_has_the_recorded_word_and_seeds_to_decide(planted):
+    study, folders = planted
+    found = guards.results(folders)
+    expected = {cell: result for cell, result in guards.recorded(study).items()}
+    assert found.keys() == expected.keys()
+    for cell, result in expected.items():
+        assert {name: found[cell][name] for name in WORDS} == {name: result[name] for name in WORDS}, cell
+
+
+def test_every_cell_has_the_recorded_difference_interval_and_errors(planted):
+    study, folders = planted
+    found = guards.results(folders)
+    for cell, result in guards.recorded(study).items():
+        assert numbers(found[cell]) == pytest.approx(numbers(result), rel=1e-9, abs=1e-12), cell
+
+
+def test_the_recorded_arms_break_fairness_and_the_recorded_runs_are_left_out(planted):
+    study, folders = planted
+    assert guards.broken(folders) == study["broken"]
+    assert guards.left_out(folders) == study["left_out"]
+
+
+def test_every_word_is_among_the_recorded_ones():
+    words = {result["word"] for name in guards.STUDIES for result in guards.read(name)["results"]}
+    differences = {"BETTER", "WORSE", "LOWER", "HIGHER", "EQUIVALENT", "INCONCLUSIVE", "IDENTICAL"}
+    assert words == differences | {"DIVERGED", "NOT COMPARABLE", "TOO FEW SEEDS", "INCOMPLETE"}
+
+
+@pytest.mark.parametrize("name", guards.STUDIES)
+def test_the_recorded_numbers_follow_from_the_planted_ones(name):
+    study = guards.read(name)
+    for cell, result in guards.recorded(study).items():
+        if result["delta"] is not None:
+            expected = numbers(guards.reference(study, cell))
+            assert numbers(result) == pytest.approx(expected, rel=1e-9, abs=1e-12), cell
+
+
+def test_one_loss_that_is_a_millionth_higher_is_noticed(tmp_path):
+    study = guards.read("baseline_failures")
+    study["runs"][1]["losses"][1] += 1e-6
+    found = guards.results(guards.write(study, tmp_path))
+    cell = ("", study["runs"][1]["arm"], "val_loss")
+    expected = numbers(guards.recorded(study)[cell])
+    assert numbers(found[cell]) != pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+def test_no_module_that_computes_has_changed():
+    """A change that is meant is recorded with it: COMPUTING_SOURCE holds `source_hashes()`."""
+    known, found = json.loads(COMPUTING_SOURCE.read_text()), source_hashes()
+    changed = sorted(name for name in known.keys() | found.keys() if known.get(name) != found.get(name))
+    assert changed == []
