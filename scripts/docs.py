@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from nexus_ablate.cli.list import catalogue, typed_default, typed_key, typed_option
-from nexus_ablate.comparison.statistics import mean_interval
+from nexus_ablate.comparison.statistics import LEVEL, paired_effect
 from nexus_ablate.comparison.verdict import MEANINGS
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.run_config import CLOSED_GROUPS
@@ -81,7 +81,7 @@ def _differences(arms: dict[str, dict[int, tuple[int, float]]]) -> list[str]:
         pairs = np.array([runs[seed][1] - baseline[seed][1] for seed in runs if seed in baseline])
         difference = f"{pairs.mean():+.4f}"
         if len(pairs) > 1:
-            found = mean_interval(pairs)
+            found = paired_effect(pairs, LEVEL)
             difference += f" ({found.low:+.4f} to {found.high:+.4f})"
         rows.append((f"`{arm}`", loss, difference, f"{(pairs < 0).sum()} of {len(pairs)}"))
     return markdown_table(("arm", "loss", "difference, 95% interval", "lower at"), rows)
@@ -115,8 +115,8 @@ def _isoflop(arms: dict[str, dict[int, tuple[int, float]]], width_of_baseline: i
         curve = np.polynomial.Polynomial.fit(np.log(ratios), by_width, 2).convert()
         vertices.append(float(curve.deriv().roots()[0]))
         excesses.append(curve(math.log(20)) - curve(vertices[-1]))
-    best = mean_interval(np.array(vertices))
-    low, mean, high = (math.exp(value) for value in (best.low, best.mean, best.high))
+    best = paired_effect(np.array(vertices), LEVEL)
+    low, mean, high = (math.exp(value) for value in (best.low, best.delta, best.high))
     lowest = f"A parabola through them is lowest at {mean:.0f} tokens per parameter ({low:.0f} to {high:.0f})"
     heads = ("d_model", "parameters", "tokens per parameter", "best of three rates", "loss")
     return [*markdown_table(heads, rows), "", f"{lowest}; at 20 it lies {np.mean(excesses):.4f} nats higher."]
