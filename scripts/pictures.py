@@ -1,4 +1,4 @@
-"""Draw every picture of the documentation: `python scripts/pictures.py [NAME...]`, about a quarter of an hour.
+"""Draw every picture of the documentation: `python scripts/pictures.py [NAME...]`, about ten minutes.
 
 Runs that a picture needs and runs/ lacks are trained. Each file holds its title and numbers as `Title`, which the tests
 compare with the page that shows it.
@@ -34,17 +34,17 @@ def default_run() -> None:
 
 def first_look() -> None:
     """The head of the report of `first_look`, in a browser."""
-    nexus("study", "first_look", "--retrain")
+    nexus("study", "first_look")
     with tempfile.TemporaryDirectory() as folder:
         page, shot = Path(folder) / "page.html", Path(folder) / "shot.png"
         nexus("compare", "runs/first_look", "--html", str(page))
         chromium = ["chromium", "--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=1180,590"]
         light = "--blink-settings=preferredColorScheme=1"
         subprocess.run([*chromium, light, f"--screenshot={shot}", f"file://{page}"], check=True, capture_output=True)
-        (stratum,) = nexus_ablate.compare(RUNS / "first_look").strata
-        differences = [f"{row.arm} {row.difference:+.4f}" for row in stratum.rows if row.difference is not None]
+        (table,) = nexus_ablate.compare(RUNS / "first_look").tables
+        differences = [f"{row.arm.name} {row.effect.delta:+.4f}" for row in table.rows if row.effect is not None]
         info = PngInfo()
-        info.add_text("Title", f"{answer(stratum)} {', '.join(differences)}")
+        info.add_text("Title", f"{answer(table)} {', '.join(differences)}")
         with Image.open(shot) as image:
             image.convert("RGB").save(ROOT / "docs/first_look.png", pnginfo=info, optimize=True)
 
