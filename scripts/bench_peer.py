@@ -117,8 +117,8 @@ def main() -> int:
     share_cores_politely()
     keep_freed_memory()
     import torch
+    from bench_step import endless, running
 
-    from nexus_ablate.bench.step_cost import endless, running
     from nexus_ablate.bench.timing import clock_of, in_turn, ratios, spread
     from nexus_ablate.config.compose import compose
 

@@ -1,30 +1,22 @@
 """Write what the documentation takes from elsewhere: docs/options.md and the tables of docs/metrics.md from the code,
-docs/claims.md and its figures from conf/claims, docs/panel.md and its figure from conf/panel.yaml, the tables of
-docs/baseline.md from docs/baseline.csv."""
+the tables of docs/baseline.md from docs/baseline.csv."""
 
 import csv
-import hashlib
 import math
 import re
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from nexus_ablate.cli.list import catalogue, typed_default, typed_key, typed_option
-from nexus_ablate.comparison.calibration import outcomes, recorded
-from nexus_ablate.comparison.ledger_entry import LedgerEntry
-from nexus_ablate.comparison.statistics import mean_interval
+from nexus_ablate.comparison.statistics import LEVEL, paired_effect
 from nexus_ablate.comparison.verdict import MEANINGS
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.run_config import CLOSED_GROUPS
 from nexus_ablate.console import markdown_table
 from nexus_ablate.measure.measures import table
-from nexus_ablate.planning.ledger import claims, designs, entries
-from nexus_ablate.report import ledger_page, panel_page
-from nexus_ablate.study.panel import read_panel
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -40,16 +32,6 @@ def with_words(page: str) -> str:
     words = "\n".join(markdown_table(("word", "meaning"), MEANINGS.items()))
     form = re.compile(r"(<!-- words -->\n).*?(<!-- end -->)", re.DOTALL)
     return form.sub(lambda match: f"{match[1]}{words}\n{match[2]}", page)
-
-
-def with_outcomes(page: str, published: dict[str, LedgerEntry]) -> str:
-    """README.md with the outcomes of the published claims, and of the panel, between its marks."""
-    panel = read_panel()
-    agreements = panel_page.agreements(panel, outcomes(panel, recorded().runs))
-    for mark, text in (("claims", ledger_page.decided(claims(), published)), ("panel", "\n\n".join(agreements))):
-        form = re.compile(rf"(<!-- {mark} -->\n).*?(<!-- end -->)", re.DOTALL)
-        page = form.sub(lambda match, text=text: f"{match[1]}{text}\n{match[2]}", page)
-    return page
 
 
 def with_baseline(page: str) -> str:
@@ -99,7 +81,7 @@ def _differences(arms: dict[str, dict[int, tuple[int, float]]]) -> list[str]:
         pairs = np.array([runs[seed][1] - baseline[seed][1] for seed in runs if seed in baseline])
         difference = f"{pairs.mean():+.4f}"
         if len(pairs) > 1:
-            found = mean_interval(pairs)
+            found = paired_effect(pairs, LEVEL)
             difference += f" ({found.low:+.4f} to {found.high:+.4f})"
         rows.append((f"`{arm}`", loss, difference, f"{(pairs < 0).sum()} of {len(pairs)}"))
     return markdown_table(("arm", "loss", "difference, 95% interval", "lower at"), rows)
@@ -133,8 +115,8 @@ def _isoflop(arms: dict[str, dict[int, tuple[int, float]]], width_of_baseline: i
         curve = np.polynomial.Polynomial.fit(np.log(ratios), by_width, 2).convert()
         vertices.append(float(curve.deriv().roots()[0]))
         excesses.append(curve(math.log(20)) - curve(vertices[-1]))
-    best = mean_interval(np.array(vertices))
-    low, mean, high = (math.exp(value) for value in (best.low, best.mean, best.high))
+    best = paired_effect(np.array(vertices), LEVEL)
+    low, mean, high = (math.exp(value) for value in (best.low, best.delta, best.high))
     lowest = f"A parabola through them is lowest at {mean:.0f} tokens per parameter ({low:.0f} to {high:.0f})"
     heads = ("d_model", "parameters", "tokens per parameter", "best of three rates", "loss")
     return [*markdown_table(heads, rows), "", f"{lowest}; at 20 it lies {np.mean(excesses):.4f} nats higher."]
@@ -180,27 +162,6 @@ def key_table(keys: dict[str, Any]) -> list[str]:
     return ["", *markdown_table(("key", "takes", "meaning"), rows)] if rows else []
 
 
-def first_edition() -> list[dict[str, str]]:
-    """docs/first_edition.csv: each claim of the first edition with its outcome, and what was wrong."""
-    with open(ROOT / "docs/first_edition.csv", encoding="utf-8", newline="") as file:
-        return [*csv.DictReader(file)]
-
-
-def source_of(entry: LedgerEntry) -> str:
-    """The hash of what a claim's picture is drawn from."""
-    return hashlib.sha256(msgspec.json.encode(entry)).hexdigest()
-
-
-def draw_claims(published: dict[str, LedgerEntry]) -> None:
-    """A picture of each published claim that has intervals, with the hash of its source."""
-    for path in (ROOT / "docs/claims").glob("*.png"):
-        path.unlink()
-    for name, entry in published.items():
-        metadata = {"Title": f"Differences of {name}", "Source": source_of(entry)}
-        if (figure := ledger_page.figure(entry)) is not None:
-            figure.savefig(ROOT / "docs" / ledger_page.picture_of(name), dpi=90, metadata=metadata)
-
-
 if __name__ == "__main__":
     metrics = ROOT / "docs/metrics.md"
     metrics.write_text(with_measures(metrics.read_text(encoding="utf-8")), encoding="utf-8")
@@ -209,15 +170,3 @@ if __name__ == "__main__":
     baseline = ROOT / "docs/baseline.md"
     baseline.write_text(with_baseline(baseline.read_text(encoding="utf-8")), encoding="utf-8")
     (ROOT / "docs/options.md").write_text(options_page(catalogue()), encoding="utf-8")
-    panel, runs = read_panel(), recorded().runs
-    (ROOT / "docs/panel.md").write_text(panel_page.page(panel, runs), encoding="utf-8")
-    if found := outcomes(panel, runs):
-        panel_page.figure(found).savefig(ROOT / "docs/panel.png", dpi=110)
-    published = entries()
-    (ROOT / "docs/claims.md").write_text(
-        ledger_page.page(claims(), published, designs(), first_edition()), encoding="utf-8"
-    )
-    if published:
-        draw_claims(published)
-        readme = ROOT / "README.md"
-        readme.write_text(with_outcomes(readme.read_text(encoding="utf-8"), published), encoding="utf-8")

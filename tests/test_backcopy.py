@@ -121,30 +121,3 @@ def test_a_run_on_it_has_no_longer_text_to_be_evaluated_on(tiny_run):
     assert summary["extrapolation"]["non_overlapping"]["1"] == pytest.approx(summary["val_loss"], rel=1e-6)
     assert "sequences of 16 tokens" in summary["extrapolation"]["not_defined"]["2"]
     assert "sequences of 16 tokens" in summary["streaming"]["not_defined"]
-
-
-# ------------------------------------------------------------------------------------ sinks that appear in seconds
-
-
-def first_token_mass(runs_dir, *overrides):
-    """With the study sinks_one_layer's initial values: from the default's, softmax has no sink after 800 steps."""
-    recipe = ["data=bigram_backcopy", "model=nano", "model.n_layers=1", "init=gpt2", "init.branch_scale=on"]
-    recipe += ["model.context=64", "position=learned", "optim.lr=3e-3", "optim.schedule=constant"]
-    recipe += ["train.batch_size=32", "train.steps=800", "train.eval_every=400"]
-    recipe += ["train.eval_tokens=8192", "probe.sequences=32", "train.device=cpu", "train.threads=1", "tracker=files"]
-    out = train(compose([*recipe, f"runs_dir={runs_dir}", *overrides]), quiet=True)
-    return out.summary["attn/first_token_mass"], out.summary["onsets"]
-
-
-@pytest.mark.slow
-@pytest.mark.long
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_a_gate_has_less_than_six_tenths_of_the_softmax_s_sink(tmp_path, seed):
-    """Two runs of 40 seconds. Measured first-token mass at seeds 0, 1, 2 (uniform attention: 0.059):
-
-    softmax 0.507 0.459 0.493; gate 0.119 0.116 0.060. Of a sigmoid the study sinks_one_layer shows no difference.
-    """
-    softmax, onsets = first_token_mass(tmp_path, f"seed={seed}")
-    gate, _ = first_token_mass(tmp_path, f"seed={seed}", "gate=elementwise")
-    assert gate < 0.6 * softmax
-    assert onsets["attn/sink_rate"]["step"] <= 400

@@ -1,13 +1,11 @@
 import functools
 import json
-import math
 
 import pytest
 import torch
 
 from nexus_ablate.bench import axis_cost, timing
 from nexus_ablate.bench.axis_cost import kept_bytes
-from nexus_ablate.bench.step_cost import KINDS, endless, part_of
 from nexus_ablate.bench.timing import Clock, in_turn, ratios, spread
 from nexus_ablate.cli import main
 
@@ -103,28 +101,6 @@ def test_eager_rms_norm_is_distinguished_from_layer_norm(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_step_is_timed_and_its_parts_sum_to_it(tiny_run, tmp_path):
-    file = tmp_path / "found.json"
-    assert main(["bench", "step", "--seconds=0.2", f"--json={file}", *tiny_run()]) == 0
-    (report,) = json.loads(file.read_text())["steps"]
-    assert math.isclose(sum(report["parts"].values()), report["seconds"]["median"], rel_tol=1e-6)
-    assert report["parts"]["matrix products"] > 0
-    assert not (tmp_path / "runs").exists()  # a bench leaves no run behind
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own import
-def test_steps_of_several_configurations_are_compared_in_turn(tiny_run, tmp_path):
-    file = tmp_path / "found.json"
-    command = ["bench", "step", "--against=norm=layer,probe=off", "--seconds=0.2", f"--json={file}"]
-    assert main([*command, *tiny_run("probe.every=5")]) == 0
-    first, *others = json.loads(file.read_text())["steps"]
-    assert first["ratio"] == {"median": 1.0, "low": 1.0, "high": 1.0}
-    assert [each["name"] for each in others] == ["norm=layer", "probe=off"]
-    assert all(each["seconds"]["median"] > 0 for each in others)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("most", "compiled"), [(timing.MOST_PROGRAMS, 12), (8, 8)])
 def test_every_candidate_runs_compiled_where_pytorch_stops_at_eight(monkeypatch, most, compiled):
     ran = []
@@ -147,23 +123,6 @@ def test_every_candidate_runs_compiled_where_pytorch_stops_at_eight(monkeypatch,
     assert len(ran) == compiled
 
 
-def test_operations_and_kernels_belong_to_one_part():
-    assert part_of("aten::mm") == part_of("ampere_sgemm_128x64_tn") == "matrix products"
-    assert part_of("aten::_scaled_dot_product_flash_attention_for_cpu") == "attention"
-    assert part_of("_RootMeanSquareBackward") == "norms"
-    assert part_of("triton_per_fused_native_layer_norm_0") == "fused by the compiler"
-    assert part_of("aten::something_else") not in KINDS
-
-
-def test_a_bench_runs_without_an_end_whatever_budget_was_asked_for():
-    assert "norm=layer" in endless(["norm=layer", "train.tokens=100"])
-    assert not [o for o in endless(["train.tokens=100", "train.flops=1e9"]) if "tokens" in o or "flops" in o]
-
-
 def test_the_norms_of_queries_and_keys_are_no_norms_of_the_block(tiny):
     configs = {name: tiny("qk_norm=rms", f"norm={name}", "train.batch_size=1") for name in ("rms", "layer")}
     assert axis_cost.bench_axis("norm", configs, "rms", 0.01, compiled=False).sites == {"rms": 2, "layer": 2}
-
-
-def test_steps_without_an_end_probe_as_often_as_said_or_by_default():
-    assert endless(["probe.every=auto"])[1:] == endless([])[1:] and "probe.every=7" in endless(["probe.every=7"])

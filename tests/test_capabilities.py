@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
-import shlex
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,11 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from nexus_ablate.axes.mixer import MIXER
 from nexus_ablate.cli import main
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.options import evaluation_of, option_files
-from nexus_ablate.config.plugins import VARIABLE
 from nexus_ablate.data import RecallCorpus, prepare
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.measure.evaluation import EVALUATION, NotDefined, Subject
@@ -148,33 +143,6 @@ def test_recall_of_a_memory_of_fixed_size_falls_with_the_number_of_pairs_and_ris
     for narrower, wider in pairwise(accuracy.values()):
         assert all(more >= less for less, more in zip(narrower, wider, strict=True))
     assert accuracy[8][3] < 0.3 < 0.95 < accuracy[128][0]
-
-
-@pytest.mark.slow
-def test_recall_of_a_trained_gated_convolution_falls_with_the_number_of_pairs_and_rises_with_its_width(
-    tmp_path, monkeypatch
-):
-    """The plugin of the page and its command, at three of its twelve sizes."""
-    page = Path(__file__).resolve().parents[1].joinpath("docs/capabilities.md").read_text(encoding="utf-8")
-    for name, text in re.findall(r"^`my_options/(\S+)`\n\n```\w+\n(.*?)^```$", page, flags=re.M | re.S):
-        path = tmp_path / "my_options" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    (command,) = re.findall(r"^nexus-ablate --plugin my_options -m (.*?)```$", page, flags=re.M | re.S)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(VARIABLE, "")
-    monkeypatch.setattr(MIXER, "_classes", dict(MIXER._classes))
-    accuracy = {}
-    for width, pairs in ((16, 2), (16, 8), (64, 2)):
-        sizes = [f"model.d_model={width}", f"data.pairs={pairs}"]
-        common = [
-            word
-            for word in shlex.split(command.replace("\\\n", ""))
-            if not word.startswith(("model.d_model", "data.pairs"))
-        ]
-        config = compose([*common, *sizes, "tracker=files", "train.device=cpu"], plugins=["my_options"])
-        accuracy[width, pairs] = train(config, quiet=True).summary["recall"]["accuracy"]
-    assert accuracy[16, 8] + 0.1 < accuracy[16, 2] < accuracy[64, 2] - 0.1
 
 
 def test_other_numbers_of_pairs_fit_or_say_why_not(data_of):

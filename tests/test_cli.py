@@ -27,7 +27,6 @@ def test_a_mistake_is_three_lines_and_status_2_and_makes_no_directory(tmp_path):
 
 
 REPLACED = [
-    (["coordcheck", "param=mup", "--steps=5"], "nexus-ablate bench coordinates param=mup"),
     (["runs", "a", "b", "--sort", "loss"], "nexus-ablate status a b"),
     (["noise", "runs/my norms", "--delta=0.01"], "nexus-ablate compare 'runs/my norms' --details"),
     (["completion", "bash"], "nexus-ablate --help"),

@@ -11,7 +11,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
@@ -23,7 +22,6 @@ from nexus_ablate.cli import main
 from nexus_ablate.cli.list import catalogue
 from nexus_ablate.cli.verb import verb_names
 from nexus_ablate.measure.measures import SECTIONS
-from nexus_ablate.study.definition import shipped_studies
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "runs/README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -60,7 +58,6 @@ def commands() -> list[str]:
 @pytest.fixture
 def desk(request, tmp_path, monkeypatch):
     """A folder with the texts, runs and studies that the pages speak of; nothing is trained."""
-    from nexus_ablate.bench import coordinates
     from nexus_ablate.execution import launch
     from nexus_ablate.execution.local_pool import LocalPool
     from nexus_ablate.execution.slurm import Slurm
@@ -97,45 +94,34 @@ def desk(request, tmp_path, monkeypatch):
         return progress.statuses.update({job.path: 0 for job in jobs}) or ""
 
     monkeypatch.setattr(session, "train", train)
-    flat = coordinates.Coordinates([1, 2, 3], {"logits": np.ones(3)})
-    monkeypatch.setattr(coordinates, "check_coordinates", lambda *_: flat)
     monkeypatch.setattr(LocalPool, "run", run)
     monkeypatch.setattr(Slurm, "check", lambda _: None)
     monkeypatch.setattr(Slurm, "run", run)
     monkeypatch.setattr(evaluation, "evaluate", lambda path, names: {name: {"not_defined": "here"} for name in names})
     monkeypatch.setattr(launch, "launch", lambda request, *_, **__: trained.append(launch.Runs.of(request)) or 0)
     monkeypatch.setattr(launch, "check_passes", lambda *_: None)  # its text is short
-    studies = "scratch rates mine notebook first_look muon imported gqa_sizes qk_rate rms_vs_layer".split()
-    published = [path.stem for path in (ROOT / "conf/claims").glob("*.json")]
-    for study in {"norms", *(name for name in (*studies, *published) if name in request.node.name)}:
-        strata = ["narrow", "wide"] if "claims --check runs/qk_norm" in request.node.name else []
-        arm = "qk_norm=rms" if strata else "norm=layer"
-        for stratum in strata or [""]:
-            writer = Writer(tmp_path / "runs", f"{study}@{stratum}" if stratum else study)
-            writer.arm(losses=[2.0, 2.01, 1.99, 2.0, 2.02])
-            writer.arm(arm, losses=[2.1, 2.12, 2.09, 2.11, 2.12])
-            if stratum:
-                writer.plan((arm,), stratum=stratum, of=study, all_strata=strata)
+    studies = "scratch rates mine notebook first_look muon imported gqa_sizes qk_rate".split()
+    for study in {"norms", *(name for name in studies if name in request.node.name)}:
+        writer = Writer(tmp_path / "runs", study)
+        writer.arm(losses=[2.0, 2.01, 1.99, 2.0, 2.02])
+        writer.arm("norm=layer", losses=[2.1, 2.12, 2.09, 2.11, 2.12])
         if study == "mine":
-            writer.plan((arm,), baseline=["train.tokens=3932160"])
+            writer.plan(("norm=layer",), baseline=["train.tokens=3932160"])
     return trained
 
 
 def test_the_pages_have_commands():
     assert len(commands()) > 20
     assert {c.split()[1] for c in commands()} >= {"compare", "explain", "plan", "evaluate", "-m"}
-    claims = {words[2] for words in map(str.split, commands()) if words[1:2] == ["claims"] and words[2:]}
-    assert {name for name in claims if not name.startswith("--")} <= {*shipped_studies()}
 
 
-def test_the_page_of_the_command_line_shows_the_17_verbs():
+def test_the_page_of_the_command_line_shows_every_verb():
     page = (ROOT / "docs/command_line.md").read_text()
-    assert len(verb_names()) == 17 and "17 verbs" in page
     assert {name for name in verb_names() if f"`nexus-ablate {name}" not in page} == set()
 
 
-LONG = re.compile("bench step|bench position|model=micro|ablate claims (?!--|gates|ffn)")
-"""Commands of the slow tier, among them those of each claim but two, which differ in the claim's name alone."""
+LONG = re.compile("bench position|model=micro")
+"""Commands of the slow tier."""
 COMMANDS = [pytest.param(c, marks=pytest.mark.slow) if LONG.search(c) else c for c in commands()]
 
 
@@ -144,7 +130,7 @@ def test_a_command_of_the_documentation_runs(command, desk, capsys, monkeypatch,
     # Hydra's launchers are plugins that a user installs, and GPUs are the user's; the runs are the same
     command = re.sub(r" (--launcher (joblib|ray)|\+?hydra[/.]launcher[=.]\S+|--workers-per-gpu \d)", "", command)
     words = shlex.split(command.replace("--seconds 20", ""))[1:]
-    if words[0] == "bench" and words[1] != "coordinates":
+    if words[0] == "bench":
         words += ["--only", "rms,layer"] * (words[1] == "norm") + ["--seconds", "0.1"]
     if {"sync", "dashboard", "--wandb"} & set(words):
         with serving_alone(tmp_path, monkeypatch):
@@ -183,7 +169,6 @@ def test_the_page_of_options_and_the_tables_of_measures_are_those_of_the_code():
 NUMBERS = {
     "default_run.png": ("tutorial.md", r"validation loss ([\d.]+)"),
     "first_look.png": ("../README.md", r" ([-+]0\.\d+)"),
-    "induction_layers.png": ("capabilities.md", r" (\d\.\d+)"),
     "coordcheck_mup.png": ("learning_rate_transfer.md", r"([-+]\d\.\d+)"),
     "coordcheck_sp.png": ("learning_rate_transfer.md", r"([-+]\d\.\d+)"),
 }
@@ -204,15 +189,8 @@ def test_a_picture_holds_the_numbers_that_its_page_says(name):
     assert not [number for number in numbers if number not in text], "python scripts/pictures.py"
 
 
-def test_the_picture_of_the_claims_is_drawn_from_what_is_published_and_there_is_no_other_picture():
-    docs = scripts_docs()
-    pictures = {path.stem for path in (ROOT / "docs/claims").glob("*.png")}
-    page = (ROOT / "docs/claims.md").read_text()
-    assert pictures == {*re.findall(r"\(claims/(\w+)\.png\)", page)}
-    for name in pictures:
-        source = docs.source_of(docs.entries()[name])
-        assert data_of(f"claims/{name}.png")["Source"] == source, "python scripts/docs.py"
-    assert {path.name for path in (ROOT / "docs").glob("*.png")} - {"panel.png"} == {*NUMBERS}
+def test_every_picture_is_on_a_page():
+    assert {path.name for path in (ROOT / "docs").glob("*.png")} == {*NUMBERS}
 
 
 def test_links_between_pages_lead_somewhere():

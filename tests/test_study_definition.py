@@ -14,7 +14,6 @@ from nexus_ablate.comparison.fairness import MISMATCH_FAIL, MISMATCH_WARN
 from nexus_ablate.config.compose import compose, differences
 from nexus_ablate.config.options import conf_dir
 from nexus_ablate.errors import ConfigError, UserError
-from nexus_ablate.measure.measures import find
 from nexus_ablate.plain_data import load_yaml
 from nexus_ablate.planning import cost
 from nexus_ablate.planning.cost import cost_of, seconds_of
@@ -24,25 +23,8 @@ from nexus_ablate.planning.study_yaml import write_record
 from nexus_ablate.runs import arm_name, find_runs, read_run
 from nexus_ablate.study.arm_overrides import merged
 from nexus_ablate.study.decoding import decode_file, read_study
-from nexus_ablate.study.definition import read_request, shipped_studies, strata_of
+from nexus_ablate.study.definition import read_request, strata_of
 
-CLAIMS = """rms_vs_layer dyt_vs_rms norm_speedup placement depth final_norm biases qk_norm softmax_stability
-weight_decay ffn aspect positions sinks_one_layer gates""".split()
-MEASURED = {
-    "positions": ("extrapolation/sliding_gap/2", "extrapolation/non_overlapping/8", "attn/score_at/64-127"),
-    "sinks_one_layer": (
-        *("attn/sink_rate", "act/resid/massive_count", "act/resid/top_on_first", "act/resid/first_norm_ratio"),
-        *("quantization/schemes/static_tensor/gap", "intervention/sink_zero/gap", "intervention/massive_zero/gap"),
-    ),
-    "gates": ("attn/sink_rate", "act/resid/massive_count", "quantization/schemes/int4_group/gap", "gate/closed"),
-    "weight_decay": ("weight_rms/global", "update_ratio/query", "train_loss", "generalization_gap"),
-    "biases": ("act/resid/mean_over_rms", "attn/max_logit"),
-    "depth": ("grad_norm/first_over_last",),
-    "final_norm": ("logits/max_abs", "logits/log_sum_exp"),
-    "softmax_stability": ("logits/max_abs", "logits/log_sum_exp", "attn/max_logit"),
-    "qk_norm": ("attn/max_logit",),
-}
-"""What the claim behind a study is about, besides losses and failures."""
 SMALL = ["model.n_layers=2", "model.d_model=64", "model.n_heads=2", "model.context=16"]
 
 
@@ -495,50 +477,6 @@ def test_sizes_are_trained_for_twenty_tokens_per_parameter_each():
 
 
 # ---------------------------------------------------------------------------------------------------- what is shipped
-
-
-def test_every_claim_is_a_study_with_question_and_cost():
-    assert set(CLAIMS) <= set(shipped_studies())
-    for path in shipped_studies().values():
-        head = [line for line in path.read_text().splitlines() if line.startswith("#")]
-        assert head[0].endswith(("?", "."))
-        assert read_request([path.stem]).study.cost.endswith((" on two CPU cores", "(estimated, not measured)"))
-
-
-def test_every_shipped_study_that_expects_an_equivalent_arm_declares_its_margin():
-    declared = set()
-    for name in shipped_studies():
-        study = read_request([name]).study
-        margins = {endpoint.name: endpoint.delta_min for endpoint in study.endpoints}
-        for expectation in study.expects:
-            if expectation.expected == "equivalent":
-                assert margins[expectation.endpoint] != "auto", f"{name}: {expectation.endpoint}"
-                declared.add(name)
-    assert len(declared) >= 7
-
-
-@pytest.mark.parametrize("name", sorted(shipped_studies().keys() - {"first_look"}))
-def test_every_arm_of_every_shipped_study_composes_and_its_runs_are_as_many_as_it_says(name):
-    fewest = most = 0
-    for request in strata_of(read_request([name])):
-        study, _ = expand(request.study)
-        rates, tuning_seeds = len(study.lr_grid), len(study.tuning_seeds)
-        tuning, per_seed = rates * tuning_seeds, 3 if rates else 1
-        fewest += len(study.all_arms) * (len(study.first_seeds) * per_seed + tuning)
-        most += len(study.all_arms) * (len(study.seeds) * per_seed + tuning)
-        assert not study.refused
-        assert not study.equal
-        assert len(study.seeds) >= 5
-    runs = f"{fewest} runs" if fewest == most else f"{fewest} to {most} runs"
-    assert read_request([name]).study.cost.startswith(f"{runs}, ")
-
-
-@pytest.mark.parametrize("name", MEASURED)
-def test_a_shipped_study_measures_what_its_claim_is_about(name):
-    config = expand(strata_of(read_request([name]))[0].study)[1]["baseline"]
-    levels = {"off": (), "standard": ("standard",), "full": ("standard", "full")}[config.probe.name]
-    measured = {"step", "summary", *levels, *config.evals}
-    assert not [measure for measure in MEASURED[name] if not measured & set(find(measure).where)]
 
 
 def test_counts_agree_with_a_run_s(tiny):

@@ -8,7 +8,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from written_runs import Writer
@@ -269,29 +268,6 @@ def test_the_plan_of_every_stratum_is_on_disk_before_the_first_run(tiny_run, tmp
     base = [text for text in tiny_run() if not text.startswith("model.n_layers")]
     assert cli.main(["study", str(tmp_path / "mine.yaml"), *base]) == 0
     assert [path.parent.name for path in seen[0]] == ["mine@n_layers-1", "mine@n_layers-2"]
-
-
-def test_one_stratum_of_a_shipped_study_is_trained_by_its_name_and_the_others_stay_to_come(
-    tmp_path, capsys, monkeypatch
-):
-    from nexus_ablate.execution import launch
-
-    started = []
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(launch, "launch", lambda request, *_, **__: started.append(request.study.name) or 0)
-    for name, others in (("rms_vs_layer", "femto-twice-the-rate"), ("panel_ffn_gelu", "femto-0.048")):
-        chosen = {"rms_vs_layer": "rms_vs_layer@pico", "panel_ffn_gelu": "panel_ffn_gelu@pico-0.006"}[name]
-        assert cli.main(["plan", chosen]) == 0
-        assert chosen in capsys.readouterr().out and not Path("runs", chosen).exists()
-        assert cli.main(["study", chosen]) == 0
-        assert started.pop() == chosen and not started
-        assert Path(f"runs/{chosen}/study.yaml").exists() and Path(f"runs/{name}@{others}/study.yaml").exists()
-        assert cli.main(["study", chosen]) == 0, "launched before"
-        assert started.pop() == chosen
-    assert cli.main(["study", "rms_vs_layer@piko"]) == 2
-    problem, _, fix = capsys.readouterr().err.splitlines()
-    assert "no such stratum" in problem and fix == "  try: nexus-ablate plan rms_vs_layer@pico"
-    assert cli.main(fix.split()[2:]) == 0
 
 
 @pytest.mark.parametrize("name", ["depth", "depth@deep"])

@@ -95,14 +95,3 @@ def in_turn(works: Mapping[Name, Callable[[], object]], seconds: float, clock: C
             times[name].append(block(works[name], calls[name]))
         order.reverse()
     return times
-
-
-def product_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """Measured FLOPs per second of a square matrix product."""
-    import torch
-
-    size = 8192 if device.type == "cuda" else 1024
-    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    torch.matmul(a, b)  # the first call sets up the library
-    taken = in_turn({"product": lambda: a @ b}, 0.25, clock_of(device))["product"]
-    return 2 * size**3 / spread(taken).low

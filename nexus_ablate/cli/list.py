@@ -82,11 +82,13 @@ def _option(file: OptionFile, is_default: bool) -> dict[str, Any]:
 
 def _closed_option(group: str, path: Path, is_default: bool) -> dict[str, Any]:
     """An option of a group to which no class belongs: a size, a recipe, a preset or a study."""
+    values = conf_yaml(f"{group}/{path.stem}")
+    if group == "studies":
+        return {"summary": values["question"], "default": False, "keys": {}}
     lines = path.read_text(encoding="utf-8").splitlines()
     comments = [line.removeprefix("#").strip() for line in lines if not line.startswith("# @package")]
     keys = {}
     if group in CLOSED_GROUPS:
-        values = conf_yaml(f"{group}/{path.stem}")
         fields = dataclasses.fields(CLOSED_GROUPS[group])
         keys = {field.name: _key(field, values) for field in fields if field.name != "name"}
     return {"summary": comments[0], "default": is_default, "keys": keys}

@@ -88,8 +88,7 @@ OVERRIDE_VALUES = (
 )
 """What any key may be given; for some keys it is right."""
 SUBJECTS: dict[str, tuple[str, ...]] = {
-    "bench": ("norm", "step", "coordinates", "ffn", "init", "nrom"),
-    "claims": ("", "gates", "rms_vs_layer", "nothing", "runs/study"),
+    "bench": ("norm", "ffn", "init", "nrom"),
     "compare": ("runs", "runs/study", "runs/nothing", "table.csv", "", "runs/study runs/study"),
     "dashboard": ("", "norms"),
     "doctor": ("", "runs", "nothing"),
@@ -156,7 +155,7 @@ class Answer:
 
 
 class Begun(BaseException):
-    """The command was accepted: it begins to train, to measure or to publish."""
+    """The command was accepted: it begins to train or to measure."""
 
 
 class Stalled(BaseException):
@@ -164,22 +163,18 @@ class Stalled(BaseException):
 
 
 def only_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no command train, measure, publish or ask a server: it is accepted when it begins to."""
-    from nexus_ablate.bench import axis_cost, coordinates, step_cost
+    """Let no command train, measure or ask a server: it is accepted when it begins to."""
+    from nexus_ablate.bench import axis_cost
     from nexus_ablate.cli import doctor
-    from nexus_ablate.comparison import calibration
     from nexus_ablate.execution import local_pool
-    from nexus_ablate.planning import cost, ledger, match, preview
+    from nexus_ablate.planning import cost, match, preview
     from nexus_ablate.training import session
 
     def begin(*_: Any, **__: Any) -> None:
         raise Begun
 
-    for module, name in (
-        *((session, "train"), (axis_cost, "bench_axis"), (step_cost, "bench_steps")),
-        *((coordinates, "check_coordinates"), (ledger, "publish"), (calibration, "publish")),
-    ):
-        monkeypatch.setattr(module, name, begin)
+    monkeypatch.setattr(session, "train", begin)
+    monkeypatch.setattr(axis_cost, "bench_axis", begin)
     monkeypatch.setattr(local_pool.LocalPool, "run", begin)
     monkeypatch.setattr("nexus_ablate.execution.hydra_launcher.HydraLauncher.run", begin)
     for module in (cost, match, preview):
@@ -224,7 +219,7 @@ def command_lines(seed: int) -> Iterator[list[str]]:
         subject = draw.choice(SUBJECTS[verb.name]).split(" ")
         words = [*([] if verb.name == "train" and draw.random() < 0.5 else [verb.name]), *filter(None, subject)]
         if OVERRIDES in verb.takes:
-            words += overrides(draw, wrong, is_study=verb.name in ("study", "plan", "claims"))
+            words += overrides(draw, wrong, is_study=verb.name in ("study", "plan"))
         for flag in draw.sample(verb.flags, k=min(draw.choice((0, 1, 1, 2)), len(verb.flags))):
             words += flag_words(draw, flag)
         yield words

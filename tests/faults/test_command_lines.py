@@ -82,7 +82,7 @@ def commands_with_a_url() -> list[list[str]]:
     """Every verb with a URL as its subject, as the value of each flag, and as the value of some overrides."""
     commands = [["--plugin", URL, "list"], [f"NEXUS_ABLATE_CACHE={URL}"], [URL]]
     for verb in all_verbs():
-        subject = {"bench": ["step"], "study": ["norms"], "plan": ["norms"]}.get(verb.name, [])
+        subject = {"bench": ["norm"], "study": ["norms"], "plan": ["norms"]}.get(verb.name, [])
         commands.append([verb.name, URL])
         commands += [
             [verb.name, *subject, flag.name, URL] for flag in verb.flags if flag.takes and flag.name != "--prompt"
@@ -163,7 +163,7 @@ def commands_with_a_name() -> list[list[str]]:
     verbs = ("status", "compare", "show", "evaluate", "sync", "sample", "import", "judge", "study", "plan", "doctor")
     commands = [[verb, *[path] * times] for verb in verbs for path in paths for times in (1, 2, 3)]
     for path in paths:
-        commands += [["dashboard", path], ["dashboard", "--study", path, "--dry-run"], ["claims", "--check", path]]
+        commands += [["dashboard", path], ["dashboard", "--study", path, "--dry-run"]]
         commands += [["compare", path, "--html", f"{NAME}/nothing/x.html"], ["compare", path, "--html", NAME]]
         commands += [["compare", path, "--html", f"{NAME}.csv"], ["compare", path, "--watch"]]
         commands += [["show", path, "--out", f"{NAME}/nothing/x.png"], ["show", path, "--out", f"{NAME}.csv"]]

@@ -94,9 +94,7 @@ def test_the_suggestion_for_a_value_can_be_typed(typed):
     assert tried(Mistake("", overrides, ()), error.fix) is None, error.fix
 
 
-@pytest.mark.parametrize(
-    "verb", ["explain", "plan first_look", "bench step", "bench norm", "bench coordinates", "train"]
-)
+@pytest.mark.parametrize("verb", ["explain", "plan first_look", "bench norm", "train"])
 def test_a_model_that_fits_no_memory_is_three_lines_and_no_folder(verb, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main([*verb.split(), "vocab_size=1000000000"]) == 2

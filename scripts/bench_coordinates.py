@@ -1,12 +1,18 @@
 """The coordinate check: how much logits and branch outputs change over the first steps, at several widths.
 
-Under a parametrization whose learning rates transfer, the change doesn't depend on the width (Yang et al. 2022,
-arXiv:2203.03466, section D.1 and Figure 5).
+    python scripts/bench_coordinates.py param=mup --picture mup.png
+
+Trains each width on one small batch of random tokens at optim.lr, in float32 on the CPU, without warm-up and clipping;
+heads keep their width. Where learning rates transfer, the change doesn't depend on the width (Yang et al. 2022,
+arXiv:2203.03466, section D.1 and Figure 5). The check passes if every slope of log change against log width is at most
+FLAT in size. Exit status 1: it fails.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +24,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.rules import check_vocabulary
 from nexus_ablate.config.run_config import RunConfig
+from nexus_ablate.console import grid, open_console
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.kernels.loss import losses
 from nexus_ablate.measure.probe import evaluation_mode
@@ -29,6 +36,8 @@ FLAT = 0.35
 """Largest slope of log change against log width that passes. In the limit of large widths slopes are multiples of 1/2,
 and 0 where rates transfer; at a few hundred channels muP's lie between -0.3 and 0."""
 VOCABULARY = 256
+SMALL = ("model.context=64", "train.batch_size=4")
+"""Defaults: a few steps on few tokens decide."""
 
 
 @dataclass(frozen=True)
@@ -149,3 +158,34 @@ def draw(checked: Coordinates, title: str, path: Path) -> None:
     figure.legend(loc="outside right upper", frameon=False, title="slope")
     figure.suptitle(title, fontsize=11)
     save_figure(figure, path)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", help="of the model, its parametrization and optimizer")
+    parser.add_argument("--widths", default="64,128,256,512", help="of d_model")
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--seeds", type=int, default=2, help="that are averaged")
+    parser.add_argument("--picture", type=Path, help="a chart (.png, .pdf or .svg)")
+    arguments = parser.parse_intermixed_args()
+    console = open_console()
+    widths = [int(width) for width in arguments.widths.split(",")]
+    configs = configurations([*SMALL, *arguments.overrides], widths)
+    checked = check_coordinates(configs, arguments.steps, arguments.seeds)
+    rows = []
+    for name, slope in checked.slopes.items():
+        changes = [f"{change:.3g}" for change in checked.changes[name]]
+        rows.append((name, *changes, f"{slope:+.2f}", "" if abs(slope) <= FLAT else "not flat"))
+    print(f"RMS change since the start after {arguments.steps} steps, and its slope against d_model")
+    console.print(grid(("", *map(str, widths), "slope", " "), rows, console.width))
+    verdict = f"param={configs[0].param.name} {'passes' if checked.passes else 'fails'}"
+    print(f"{verdict}: a slope may be at most {FLAT:g} in size")
+    if arguments.picture:
+        slopes = checked.slopes.values()
+        title = f"{verdict} the coordinate check: slopes {min(slopes):+.2f} to {max(slopes):+.2f}"
+        draw(checked, title, arguments.picture)
+    return 0 if checked.passes else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,19 +1,28 @@
-"""Benchmark a run's training step, with logging and probes: how long it takes, and where the time goes."""
+"""How long a run's training step takes, with logging and probes, and where the time goes:
+
+python scripts/bench_step.py train.device=cpu train.threads=1
+python scripts/bench_step.py norm=none --against norm=rms --against norm=layer    steps in turn, and their ratios
+"""
 
 from __future__ import annotations
 
+import argparse
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
+
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # idle threads sleep
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler is silent
 
 import torch
 
-from nexus_ablate.bench.timing import MOST_PROGRAMS, Spread, clock_of, in_turn, product_rate, ratios, spread
+from nexus_ablate.bench.timing import MOST_PROGRAMS, clock_of, in_turn, ratios, spread
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.rules import check_vocabulary
 from nexus_ablate.config.run_config import RunConfig
+from nexus_ablate.console import grid, open_console
 from nexus_ablate.data import prepare
 from nexus_ablate.model import build_model
 from nexus_ablate.runs import Launch, identity, open_run, run_path
@@ -27,7 +36,6 @@ from nexus_ablate.training.trainer import Trainer
 BUDGET = ("train.steps", "train.tokens", "train.flops", "train.eval_every")
 PROBES = "probe.every=100"
 """Of a run without an end, unless the user says otherwise: as often as in the default run, or more."""
-
 WARM_STEPS = 3
 PROFILED_STEPS = 10
 
@@ -136,28 +144,6 @@ KINDS = {  # an operation belongs to the first part with a prefix of its name
 parts (`pytorch_flash::flash_fwd_kernel<cutlass::bfloat16_t>`) belongs to the first."""
 
 
-@dataclass(frozen=True)
-class StepCost:
-    """The cost of a configuration's step, with everything that a run does in it.
-
-    Attributes:
-        name: The override by which the configuration differs from the first; empty for the first.
-        seconds: Seconds per step.
-        ratio: Its time divided by the first one's, over blocks of the same round.
-        rate_share: Model FLOPs per second divided by the measured rate of matrix products.
-        peak_memory_bytes: Of the process; None where it holds several configurations.
-        parts: Seconds per step by part of the profile; `Python` (on a GPU `idle`) is the time outside all operations.
-    """
-
-    name: str
-    seconds: Spread
-    ratio: Spread
-    tokens_per_second: float
-    rate_share: float
-    peak_memory_bytes: int | None
-    parts: dict[str, float]
-
-
 def endless(overrides: list[str]) -> list[str]:
     """Overrides of the same run without an end: it steps, logs and probes, and never validates.
 
@@ -193,57 +179,16 @@ def running(config: RunConfig, vocab_size: int | None = None) -> Iterator[Traine
         yield trainer
 
 
-def bench_steps(overrides: list[str], others: list[str], seconds: float) -> list[StepCost]:
-    """Time and profile the steps of a configuration and of variants that differ by one override, in turn.
-
-    Args:
-        overrides: The configuration; already checked, alone and with each variant. The length of the run is ignored.
-        others: The override of each variant.
-        seconds: Approximate total time, without building and compiling; at least five blocks of each are measured.
-    """
-    first = compose(endless(overrides))
-    configs = {"": first}
-    for other in others:
-        configs[other] = compose(endless([*overrides, other]))
-    if first.train.threads != "auto":
-        torch.set_num_threads(first.train.threads)
-    keep_freed_memory()
-    every = max(first.train.log_every, *(config.probe.every for config in configs.values()))  # a block has a probe
-    with ExitStack() as stack:
-        stack.enter_context(torch._dynamo.config.patch(recompile_limit=MOST_PROGRAMS))
-        trainers = {name: stack.enter_context(running(config)) for name, config in configs.items()}
-        for trainer in trainers.values():
-            _take_steps(trainer, WARM_STEPS)
-        device = trainers[""].device
-        blocks = {name: partial(_take_steps, trainer, every) for name, trainer in trainers.items()}
-        taken = in_turn(blocks, seconds, clock_of(device))
-        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(first.train.precision, torch.float32)
-        rate = product_rate(device, dtype)
-        costs = []
-        for name, trainer in trainers.items():
-            step = spread([block / every for block in taken[name]])
-            tokens_per_second = trainer.tokens_per_step / step.median
-            costs.append(
-                StepCost(
-                    name=name,
-                    seconds=step,
-                    ratio=ratios(taken[name], taken[""]),
-                    tokens_per_second=tokens_per_second,
-                    rate_share=trainer.flops_per_token * tokens_per_second / rate,
-                    peak_memory_bytes=None if others else trainer.peak_memory(),
-                    parts=profiled(trainer, step.median),
-                )
-            )
-    return costs
-
-
-def _take_steps(trainer: Trainer, number: int) -> None:
+def take_steps(trainer: Trainer, number: int) -> None:
     for _ in range(number):
         trainer.step_and_record()
 
 
 def profiled(trainer: Trainer, step_seconds: float) -> dict[str, float]:
-    """Seconds per step by part, the longest first, scaled to sum to `step_seconds` without the profiler's overhead."""
+    """Seconds per step by part, scaled to sum to `step_seconds` without the profiler's overhead.
+
+    `Python` (on a GPU `idle`) is the time outside all operations.
+    """
     from torch.profiler import ProfilerActivity, profile
 
     cuda, clock = trainer.device.type == "cuda", clock_of(trainer.device)
@@ -259,8 +204,7 @@ def profiled(trainer: Trainer, step_seconds: float) -> dict[str, float]:
         seconds_by_part[part_of(event.key)] += microseconds / 1e6
     seconds_by_part["idle" if cuda else "Python"] = max(0.0, whole - sum(seconds_by_part.values()))
     whole = sum(seconds_by_part.values())
-    parts = {name: step_seconds * seconds / whole for name, seconds in seconds_by_part.items()}
-    return dict(sorted(parts.items(), key=lambda item: -item[1]))
+    return {name: step_seconds * seconds / whole for name, seconds in seconds_by_part.items()}
 
 
 def part_of(name: str) -> str:
@@ -270,3 +214,61 @@ def part_of(name: str) -> str:
         if any(name.startswith(b) or (not b.startswith("aten::") and b.lower() in lowered) for b in beginnings):
             return part
     return "autograd, views, the rest"
+
+
+def product_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """Measured FLOPs per second of a square matrix product."""
+    size = 8192 if device.type == "cuda" else 1024
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    torch.matmul(a, b)  # the first call sets up the library
+    taken = in_turn({"product": lambda: a @ b}, 0.25, clock_of(device))["product"]
+    return 2 * size**3 / spread(taken).low
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", help="of the run; its length is ignored")
+    parser.add_argument("--against", action="append", default=[], help="an override of a variant; repeat it for more")
+    parser.add_argument("--seconds", type=float, default=10, help="measured, without building and compiling")
+    arguments = parser.parse_intermixed_args()
+    console = open_console()
+    configs = {"as given": compose(endless(arguments.overrides))}
+    for override in arguments.against:
+        configs[override] = compose(endless([*arguments.overrides, override]))
+    first = configs["as given"]
+    if first.train.threads != "auto":
+        torch.set_num_threads(first.train.threads)
+    keep_freed_memory()
+    steps = max(first.train.log_every, *(config.probe.every for config in configs.values()))  # a block has a probe
+    with ExitStack() as stack:
+        stack.enter_context(torch._dynamo.config.patch(recompile_limit=MOST_PROGRAMS))
+        trainers = {name: stack.enter_context(running(config)) for name, config in configs.items()}
+        for trainer in trainers.values():
+            take_steps(trainer, WARM_STEPS)
+        device = trainers["as given"].device
+        blocks = {name: partial(take_steps, trainer, steps) for name, trainer in trainers.items()}
+        taken = in_turn(blocks, arguments.seconds, clock_of(device))
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(first.train.precision, torch.float32)
+        rate = product_rate(device, dtype)
+        rows = []
+        for name, trainer in trainers.items():
+            seconds = spread(taken[name]).median / steps
+            tokens_per_second = trainer.tokens_per_step / seconds
+            share = trainer.flops_per_token * tokens_per_second / rate
+            times = ratios(taken[name], taken["as given"]).text(3)
+            rows.append((name, f"{1000 * seconds:.2f}", times, f"{tokens_per_second:,.0f}", f"{share:.0%}"))
+        console.print(
+            grid(("", "step ms", "times as given", "tokens/s", "of the rate of products"), rows, console.width)
+        )
+        if len(trainers) == 1:
+            print(f"the process took {trainers['as given'].peak_memory() / 2**20:,.0f} MiB at most")
+        seconds = spread(taken["as given"]).median / steps
+        parts = profiled(trainers["as given"], seconds)
+    print("\nwhere the time goes, as given; steps include logging and probes")
+    longest_first = sorted(parts.items(), key=lambda part: -part[1])
+    rows = [(name, f"{1000 * part:.2f}", f"{part / seconds:.1%}") for name, part in longest_first]
+    console.print(grid(("part", "ms", "share"), rows, console.width))
+
+
+if __name__ == "__main__":
+    main()
