@@ -253,7 +253,7 @@ def _with_margin(endpoint: Endpoint, base: Arm, curve: LossByCompute | None) -> 
         return endpoint.with_margin(curve.margin(endpoint.compute), f"what {endpoint.delta_min} is worth")
     mean = base.mean(endpoint.name)
     if endpoint.delta_min == "auto" and endpoint.name in BY_WINDOW and mean:
-        return endpoint.with_margin(DEFAULT_MARGIN * mean, "0.2% of the baseline's loss, by default")
+        return endpoint.with_margin(DEFAULT_MARGIN * mean, "0.2% of the loss")
     return endpoint
 
 
@@ -337,7 +337,7 @@ def _by_block(arm: Arm, base: Arm, seeds: list[int], endpoint: Endpoint) -> tupl
         return None, None, ""
     blocks = len(first.shares)
     if blocks < FEWEST_BLOCKS:
-        return None, None, f"{blocks} blocks of validation text; {FEWEST_BLOCKS} are needed to count its error"
+        return None, None, f"{blocks} blocks of validation text, {FEWEST_BLOCKS} needed"
     unit = 1.0
     if endpoint.name == "val_bpb":  # the same tokens everywhere: a constant times the loss
         unit = float(np.nanmean(base.values("val_bpb", seeds)) / np.nanmean(base.values("val_loss", seeds)))

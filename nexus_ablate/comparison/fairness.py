@@ -289,8 +289,8 @@ def _learning_rate(baseline: Arm, arms: list[Arm], study: Study | None) -> Check
             return Check("learning_rate", FAIL, text, tuple(names))
         return Check("learning_rate", PASS, "each arm at its own best rate, inside the grid")
     rates = {run.rate for arm in (baseline, *arms) for run in arm.runs.values()}
-    shared = f"one learning rate for all ({min(rates):g})" if len(rates) == 1 else "no learning rate was tuned"
-    return Check("learning_rate", WARN, f"{shared}: an arm whose best rate differs is penalized")
+    shared = f"one rate for all ({min(rates):g})" if len(rates) == 1 else "no rate was tuned"
+    return Check("learning_rate", WARN, f"{shared}; another best rate is penalized")
 
 
 def _environment(baseline: Arm, arms: list[Arm]) -> Check:
@@ -327,7 +327,8 @@ def text_check(effects: dict[str, Effect], lacking: dict[str, str], baseline: Ar
     """
     if lacking:
         reasons = "; ".join(dict.fromkeys(lacking.values()))
-        return Check("text", WARN, f"intervals hold the error over seeds alone ({', '.join(lacking)}): {reasons}")
+        which = "" if lacking.keys() == effects.keys() else f" ({', '.join(lacking)})"
+        return Check("text", WARN, f"error over seeds alone{which}: {reasons}")
     larger = {name: effect for name, effect in effects.items() if (effect.text_se or 0.0) > effect.seed_se}
     if not larger:
         return Check(

@@ -39,14 +39,21 @@ def title(table: Table) -> str:
     return table.question or table.name or "comparison"
 
 
-def answer(table: Table, rows: list[Row] | None = None) -> str:
-    """The answer in a sentence: `Better: qk (-0.0123). Not decided: fast.`"""
+def answer(table: Table, rows: list[Row] | None = None, with_numbers: bool = True) -> str:
+    """The answer in a sentence: `Better: qk (-0.0123). Not decided: fast.`
+
+    Args:
+        rows: Of a secondary endpoint. Default: of the first.
+        with_numbers: Without them where a table with the differences follows.
+    """
     by_word: dict[str, list[str]] = {}
     for row in table.rows if rows is None else rows:
         if row.is_baseline:
             continue
         delta = difference(row)
-        number = f" ({row.endpoint.signed(delta)})" if row.word in DIFFERENT and delta is not None else ""
+        number = (
+            f" ({row.endpoint.signed(delta)})" if with_numbers and row.word in DIFFERENT and delta is not None else ""
+        )
         by_word.setdefault(row.word, []).append(row.arm.name + number)
     if not by_word:
         return f"Only {table.baseline.name} has runs; there is nothing to compare it with."
@@ -65,12 +72,12 @@ def shared_qualifiers(table: Table) -> tuple[str, ...]:
 def basis(table: Table) -> str:
     """What the words rest on: endpoint, seeds, level, margin, regime."""
     endpoint = table.endpoint
-    unit = f", {endpoint.unit}" if endpoint.unit else ""
-    parts = [f"{endpoint.name}{unit}", several(len(table.rows[0].seeds), "seed")]
-    cells = "" if table.cells == 1 else f" ({table.cells} cells hold 95% together)"
+    parts = [f"{endpoint.name} in {endpoint.unit}" if endpoint.unit else endpoint.name]
+    parts.append(several(len(table.rows[0].seeds), "seed"))
+    cells = "" if table.cells == 1 else f" ({table.cells} cells share 5%)"
     parts.append(f"{100 * (1 - table.level):.4g}% intervals{cells}")
     if endpoint.margin:
-        parts.append(f"margin {endpoint.within(endpoint.margin)} ({endpoint.origin})")
+        parts.append(f"margin {endpoint.within(endpoint.margin).partition(' ')[0]} ({endpoint.origin})")
     elif endpoint.better:
         parts.append("no margin, so nothing is EQUIVALENT")
     ratio, text = tokens_per_parameter(table.baseline), table.baseline.mean("train_tokens")
@@ -83,7 +90,7 @@ def basis(table: Table) -> str:
         parts.append("each arm at its own best learning rate")
     if qualifiers := shared_qualifiers(table):
         parts.append(f"of every word: {', '.join(qualifiers)}")
-    return "; ".join(parts)
+    return ", ".join(parts)
 
 
 def advice(table: Table) -> str:
@@ -109,7 +116,7 @@ def fairness(table: Table) -> tuple[list[Check], str]:
         (check for check in table.checks if check.status != PASS), key=lambda c: c.status not in (FAIL, WAIVED)
     )
     passed = [check.name for check in table.checks if check.status == PASS]
-    return counted, f"fair in {', '.join(passed)}" if passed else "no condition passed"
+    return counted, f"{several(len(passed), 'condition')} hold: {', '.join(passed)}"
 
 
 def left_out(table: Table) -> list[str]:

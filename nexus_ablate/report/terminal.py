@@ -39,7 +39,7 @@ def show(comparison: Comparison, console: Console, details: bool = False) -> Non
 
 def _show_table(table: Table, console: Console, details: bool) -> None:
     _line(console, sentences.title(table), "bold")
-    _line(console, sentences.answer(table))
+    _line(console, sentences.answer(table, with_numbers=False))
     console.print("")
     columns = shown(table, MAIN if console.width >= WIDE else NARROW)
     rows = text_table(table.rows, table, columns)
@@ -51,21 +51,20 @@ def _show_table(table: Table, console: Console, details: bool) -> None:
                 cells[1] = f"{row.word} ({', '.join(own)})" if own else row.word
     print_texts(rows, console, table.rows)
     for others in table.secondary:
-        _line(console, f"{others[0].endpoint.name}: {sentences.answer(table, others)}")
+        _line(console, f"{others[0].endpoint.name}: {sentences.answer(table, others, with_numbers=False)}")
     console.print("")
     _line(console, sentences.basis(table), "dim")
     if advice := sentences.advice(table):
         _line(console, f"next: {advice}")
     checks, passed = sentences.fairness(table)
-    for check in checks if details else checks[:MOST_CHECKS]:
-        _line(console, f"{check.status} {check.name}: {check.text}", COLOURS[TONES[check.status]])
-    hidden = 0 if details else len(checks) - MOST_CHECKS
-    _line(console, f"{f'{hidden} more warnings; ' if hidden > 0 else ''}{passed}", "dim")
     left_out = sentences.left_out(table)
+    for check in checks if details else [check for check in checks if check.name != "excluded"][:MOST_CHECKS]:
+        _line(console, f"{check.status} {check.name}: {check.text}", COLOURS[TONES[check.status]])
     if not details:
-        if left_out:
-            _line(console, f"{len(left_out)} left out, listed by --details", "yellow")
+        hidden = f"{len(left_out)} left out; " if left_out else ""
+        _line(console, f"{hidden}{passed.partition(':')[0]} (--details)", "dim")
         return
+    _line(console, passed, "dim")
     for row in (*table.rows, *(row for others in table.secondary for row in others)):
         if not row.is_baseline:
             _line(console, f"  {row.endpoint.name} {row.arm.name}: {row.word}, {row.sentence}")
