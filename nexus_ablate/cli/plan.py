@@ -52,7 +52,8 @@ def run(words: list[str], flags: Flags) -> int:
     seconds: list[float | None] = []
     for planned in settings:
         if planned.study.setting:
-            say(f"\n{planned.study.setting}: {' '.join(study.settings[planned.study.setting])}")
+            say("")
+            say(f"{planned.study.setting}: {' '.join(study.settings[planned.study.setting])}")
         per_run = _show_arms(planned, places)
         seconds += [per_run[job.arm] for job in missing(planned.jobs)]
     say("")

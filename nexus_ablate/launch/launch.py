@@ -246,6 +246,8 @@ def _run(
     chosen = [job for job in planned.jobs if not seeds or job.seed in seeds]
     if study.question:
         progress.say(f"study {study.folder_name}: {study.question}")
+    if study.added_seeds:
+        progress.say(f"  seeds {show(study.added_seeds)} were added, so the words of this study are exploratory")
     for title, arm in study.equal.items():
         progress.say(f"  {title} equals {arm} and is not trained twice")
     for title, reason in study.refused.items():

@@ -165,7 +165,7 @@ class Progress:
             self.say(f"nothing to run: all {self._ended_before} runs have ended")
         losses = {}
         for job in jobs:
-            if self.statuses.get(job.path) == errors.OK:
+            if self.statuses.get(job.path) == errors.OK and job.rate is None:
                 losses[job.folder, job.seed] = self._loss(job)
         if not self.pending and (ranking := ranked(losses, BASELINE)):
             self._console.print()

@@ -35,7 +35,7 @@ LONGEST_ARRAY = 1000
 """Jobs: SLURM's own limit (MaxArraySize) is 1001 unless the cluster says otherwise."""
 REQUEUES = 100
 """A run that was requeued this often makes no progress. submitit itself only counts time-outs."""
-ANSWER_SECONDS = 60
+ANSWER_SECONDS = 30
 """A controller under load takes ten seconds; one that is down may never answer."""
 ENDED = (
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL"),
@@ -225,7 +225,7 @@ def ask_slurm(command: list[str]) -> subprocess.CompletedProcess[str]:
     """What SLURM answers to a command.
 
     Raises:
-        UserError: It does not answer within a minute.
+        UserError: It does not answer within half a minute.
     """
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False)
