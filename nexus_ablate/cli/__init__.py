@@ -131,7 +131,7 @@ def _run(arguments: list[str]) -> int:
     return module.run(*module.VERB.parse(arguments))
 
 
-_NOT_PATHS = ("--prompt", "--filters", "hydra", "question", "claim", "stated")
+_NOT_PATHS = ("--prompt", "https://wandb.ai/", "hydra", "question", "claim", "stated")
 """Flags and keys, or what they begin with, whose values may hold a URL."""
 
 
