@@ -23,7 +23,7 @@ def test_a_comparison_of_no_folders_is_refused():
 
 PROGRAM = """
 import sys
-import nexus_ablate.training.session, nexus_ablate.comparison.load, nexus_ablate.config.compose
+import nexus_ablate.training.session, nexus_ablate.comparison.read, nexus_ablate.config.compose
 from nexus_ablate import build_model, compose, load_run, train
 assert all(callable(f) for f in (build_model, compose, load_run, train))
 

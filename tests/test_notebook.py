@@ -64,33 +64,31 @@ def test_a_run_without_rows_gives_empty_frames_and_says_why_it_has_no_figure(stu
 
 
 def test_arms_have_one_row_each_with_the_numbers_of_the_comparison(study):
-    result = compare(study.root)
+    result = compare(study.root / "norms")
     frame = result.frame().set_index("arm")
-    assert list(frame.index) == [row.arm for row in result.results] == ["baseline", "norm=layer", "norm=t5"]
-    effect = result.results[1].effect
+    rows = result.tables[0].rows
+    assert list(frame.index) == [row.arm.name for row in rows] == ["baseline", "norm=layer", "norm=t5"]
+    effect = rows[1].effect
     assert effect is not None and tuple(frame.loc["norm=layer", ["low", "high", "p"]]) == (
         effect.low,
         effect.high,
         effect.p,
     )
     assert frame.loc["norm=layer", "delta"] == pytest.approx(-0.09)
-    assert frame.loc["norm=layer", "verdict"] == str(result.results[1].verdict)
+    assert frame.loc["norm=layer", "verdict"] == rows[1].verdict
     assert frame.loc["norm=t5", "verdict"].startswith("TOO FEW SEEDS")
     assert frame.loc["baseline", ["delta", "low", "p"]].isna().all()
     assert frame.loc["norm=t5", "act/resid/kurtosis_token"] == pytest.approx(3 + 6.16 / 3)
 
 
-def test_runs_and_curves_are_tidy(study):
-    result = compare(study.root)
-    runs = result.runs_frame()
-    assert list(runs.columns) == ["stratum", "arm", "seed", "loss", "difference"] and len(runs) == 15
-    assert runs.query("arm == 'norm=t5' and seed == 4")["loss"].isna().all()
+def test_curves_are_tidy(study):
+    result = compare(study.root / "norms")
     last = result.curves_frame().groupby(["arm", "seed"])["val_loss"].last()
     assert last["norm=layer", 1] == 2.02 and len(last) == 13
 
 
 def test_figures_are_matplotlib_s_and_show_every_arm(study, tmp_path):
-    result = compare(study.root)
+    result = compare(study.root / "norms")
     losses, differences = result.figure().axes
     assert [t.get_text() for t in losses.get_legend().get_texts()] == ["baseline", "norm=layer", "norm=t5"]
     assert [label.get_text() for label in differences.get_yticklabels()] == ["norm=layer", "norm=t5"]
@@ -102,13 +100,12 @@ def test_figures_are_matplotlib_s_and_show_every_arm(study, tmp_path):
 def test_a_figure_says_why_an_arm_has_no_interval_and_has_one_panel_where_there_is_no_other_arm(tmp_path):
     writer = Writer(tmp_path, "norms")
     writer.arm(losses=[2.0, 2.1, 2.05, 2.02, 2.08])
-    (losses,) = compare(writer.root).figure().axes
+    (losses,) = compare(writer.root / "norms").figure().axes
     assert losses.lines
     writer.arm("norm=layer", losses=[1.9, 2.02, 1.95, 1.93, 2.0], evaluation="another text")
-    _, differences = compare(writer.root).figure().axes
+    _, differences = compare(writer.root / "norms").figure().axes
     assert [label.get_text() for label in differences.get_yticklabels()] == ["norm=layer"]
     assert [text.get_text() for text in differences.texts] == ["NOT COMPARABLE"]
-    assert list(differences.get_xticks()) == [0], "there is no scale"
 
 
 @pytest.mark.slow
@@ -128,6 +125,6 @@ def test_the_notebook_of_the_docs_runs(tiny_run, monkeypatch, tmp_path):
     tiny = " ".join(tiny_run("runs_dir=runs"))
     for code in re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.S):
         exec(code.replace("model=nano train.steps=50", tiny), names)
-    assert list(names["table"]["arm"]) == ["baseline", "norm=layer"] and list(names["table"]["trained"]) == [3, 3]
+    assert list(names["table"]["arm"]) == ["baseline", "norm=layer"] and list(names["table"]["seeds"]) == ["3", "3"]
     assert names["loss"].index[-1] == 20 * 32 and names["kurtosis"].shape[1] == 2
     assert isinstance(names["figure"], Figure) and isinstance(names["picture"], Figure)

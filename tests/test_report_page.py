@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import sys
-from datetime import UTC, datetime
 from html import escape
 
 import numpy as np
 import pytest
 from browser import NEEDS_CHROMIUM, title_after
-from matplotlib.axes import Axes
-from test_comparison_runs import BASE, around, planned, tuned
+from test_compare import BASE, at_rates
 from written_runs import Writer
 
 import nexus_ablate
 from nexus_ablate.cli import main
-from nexus_ablate.comparison.across_strata import compare
-from nexus_ablate.comparison.elsewhere import endpoint_of, judged
-from nexus_ablate.comparison.listed import read_source, runs_of
+from nexus_ablate.comparison.compare import compare
 from nexus_ablate.report import charts
 from nexus_ablate.report.page import html
 
@@ -75,14 +70,14 @@ parent.document.title = JSON.stringify(report);
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    """Two arms with long and short names, one of them with failures, and layers with values that span decades."""
+    """Two arms with long and short names, one of them with a failure."""
     writer = Writer(tmp_path_factory.mktemp("report") / "runs", "mine")
     rng = np.random.default_rng(0)
     writer.arm(losses=list(2 + rng.normal(0, 0.01, 5)))
     writer.arm(*LONG, losses=list(2.1 + rng.normal(0, 0.01, 5)))
     writer.arm("norm=dyt", losses=[2.05, 2.06, 2.04, 2.05])
     writer.run("norm=dyt", seed=4, state="diverged")
-    return compare(writer.root)
+    return compare(writer.root / "mine")
 
 
 @pytest.fixture(scope="module")
@@ -92,9 +87,8 @@ def pages(study, tmp_path_factory):
     return {
         "long names": html(study),
         "six arms": html(compare(six_arms(runs))),
-        "strata": html(compare(strata(runs))),
+        "settings": html(compare(settings(runs))),
         "tuned": html(compare(tuned_arms(runs))),
-        "judged": html(judged_table(runs)),
     }
 
 
@@ -110,46 +104,32 @@ def six_arms(runs):
             kurtosis = {"act/resid/kurtosis_token": 3 + 100 * abs(shift) + rng.normal(0, 0.1)}
             state, steps = ("diverged", 60) if fails else ("finished", None)
             writer.run(*arm, seed=seed, loss=loss, state=state, steps=steps, summary=kurtosis)
-    endpoints = {"val_loss": {"delta_min": 0.01}, "act/resid/kurtosis_token": {}}
+    endpoints = [{"name": "val_loss", "delta_min": 0.01}, "act/resid/kurtosis_token"]
     writer.plan(*arms, seeds=list(range(8)), endpoints=endpoints, question="Which change to the block helps?")
     return writer.root / "six"
 
 
-def strata(runs):
+def settings(runs):
     """Two arms at three depths."""
-    rng, names = np.random.default_rng(2), ["depth-2", "depth-4", "depth-8"]
-    for number, name in enumerate(names):
+    rng, overrides = np.random.default_rng(2), {f"depth-{n}": f"model.n_layers={n}" for n in (2, 4, 8)}
+    for number, name in enumerate(overrides):
         writer = Writer(runs, f"deep@{name}")
         seeds = 2 - 0.2 * number + rng.normal(0, 0.01, 5)
         writer.arm(losses=list(seeds))
         writer.arm("placement=post", losses=list(seeds + 0.03 * number + rng.normal(0, 0.003, 5)), train_noise="x")
         writer.arm("norm=layer", losses=list(seeds - 0.05 + rng.normal(0, 0.003, 5)), train_noise="y")
-        shared = {"of": "deep", "all_strata": names, "share": 1 / 3, "question": "Is it the depth?"}
-        writer.plan(("placement=post",), ("norm=layer",), stratum=name, **shared)
+        shared = {"settings": overrides, "question": "Is it the depth?"}
+        writer.plan(("placement=post",), ("norm=layer",), setting=name, **shared)
     return runs / "deep"
 
 
 def tuned_arms(runs):
-    """Two arms, each tuned over a grid of rates."""
+    """Two arms, each at its own rate."""
     writer = Writer(runs, "tuned")
-    for arm, shift in (((), 0.0), (("norm=layer",), 0.05)):
-        tuned(writer, *arm, train_noise=str(arm))
-        around(writer, *arm, losses=[loss + shift for loss in BASE], train_noise=str(arm))
-    planned(writer, delta_min=0.01)
+    at_rates(writer, best=2.6e-3, depth=0.0, noise="a")
+    at_rates(writer, "norm=layer", best=4.1e-3, depth=0.1, noise="b", arm="layer")
+    writer.plan(arms={"layer": "norm=layer"}, lr_grid="auto")
     return writer.root / "tuned"
-
-
-def judged_table(runs):
-    """A table with an arm whose name is one long word."""
-    rows = ["arm,seed,val_loss"]
-    name = "adam_with_every_setting_of_a_sweep_in_its_name_lr0.02_wd0.1_beta0.95_warmup200_of_3000_steps"
-    for arm, shift in (("baseline", 0), ("muon", -0.03), (name, 0.02)):
-        rows += [f"{arm},{seed},{2 + shift + seed / 100 + 0.004 * (seed % 3) * bool(shift):.4f}" for seed in range(6)]
-    table = runs.parent / "runs.csv"
-    table.write_text("\n".join(rows) + "\n")
-    source = read_source(table)
-    listed = runs_of(source, "val_loss", {})
-    return judged(source, listed, endpoint_of("val_loss", "auto", "", listed), None, (), (), {})
 
 
 def measured(page, width, dark, folder):
@@ -166,8 +146,8 @@ def measured(page, width, dark, folder):
 
 
 SCREENS = {390: 8 * 844, 768: 4 * 1024, 1280: 3 * 900, 1920: 3 * 1080}
-"""Pixels of the longest page of one stratum, its details closed: eight screens of a phone, three of a laptop."""
-KINDS = ("long names", "six arms", "strata", "tuned", "judged")
+"""Pixels of the longest page, its details closed: eight screens of a phone, three of a laptop."""
+KINDS = ("long names", "six arms", "settings", "tuned")
 
 
 @pytest.mark.slow
@@ -206,40 +186,38 @@ def test_without_its_rules_the_page_fails_on_a_phone(study, tmp_path, rule, repl
 
 @pytest.mark.slow
 @NEEDS_CHROMIUM
-@pytest.mark.parametrize(("rule", "problem"), [("overflow-wrap:anywhere", "cards"), ("<details", "height")])
-def test_without_its_rules_the_page_is_cards_or_long_on_a_laptop(pages, tmp_path, rule, problem):
-    page = pages["judged" if problem == "cards" else "six arms"].replace(
-        rule, {"<details": "<details open"}.get(rule, "")
-    )
-    limit = {"cards": 0, "height": SCREENS[1280]}
-    assert measured(page, 1280, False, tmp_path)[problem] > limit[problem]
+def test_the_switch_shows_one_budget_at_a_time(study, tmp_path):
+    click = """
+      const shown = () => [...document.querySelectorAll('.panel')].filter(p => p.offsetWidth).map(p => p.dataset.axis);
+      const states = [shown()];
+      document.querySelector('.switch [data-axis=flops]').click(); states.push(shown());
+      document.title = states.join(' ');
+    """
+    assert title_after(click, html(study), tmp_path) == "tokens flops"
 
 
 @pytest.mark.slow
 @NEEDS_CHROMIUM
-def test_the_switch_shows_one_budget_at_a_time(study, tmp_path):
-    click = """
-      const shown = () => [...document.querySelectorAll('.panel')].filter(p => p.offsetWidth).map(p => p.dataset.axis)
-        + ':' + [...document.querySelectorAll('.whole')].filter(p => p.offsetWidth).length;
-      const states = [shown()];
-      document.querySelector('.switch [data-axis=flops]').click(); states.push(shown());
-      document.querySelector('.switch [data-whole]').click(); states.push(shown());
-      document.title = states.join(' ');
+def test_the_first_screen_of_a_laptop_has_answer_table_and_forest_plot(pages, tmp_path):
+    where = """
+      const low = name => Math.round(document.querySelector(name).getBoundingClientRect().bottom);
+      document.title = [low('h1'), low('table'), low('figure svg')].join(' ');
     """
-    assert title_after(click, html(study), tmp_path) == "tokens:0 flops:0 flops:1"
+    bottoms = [*map(int, title_after(where, pages["six arms"], tmp_path, "--window-size=1280,900").split())]
+    assert bottoms == sorted(bottoms) and bottoms[-1] <= 900
 
 
 def test_the_verdict_is_the_second_column(study):
     head = re.search(r"<thead><tr>(.*?)</tr>", html(study))
     assert head is not None
-    assert re.findall(r">([^<]+)</th>", head[1])[:4] == ["arm", "verdict", "delta", "interval"]
+    assert re.findall(r">([^<]+)</th>", head[1])[:4] == ["arm", "verdict", "difference", "interval"]
 
 
-def test_the_foot_names_date_version_source_command_and_machine(tmp_path, monkeypatch):
+def test_the_foot_names_date_version_commit_and_command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     writer = Writer(tmp_path / "runs", "mine")
-    writer.arm(losses=[2.0, 2.01], env={"host": "a-machine", "version": "0.0.7"})
-    writer.arm("norm=layer", losses=[2.1, 2.12], env={"host": "a-machine", "version": "0.0.7"})
+    writer.arm(losses=[2.0, 2.01])
+    writer.arm("norm=layer", losses=[2.1, 2.12])
     command = ["compare", "runs/mine", "--html", "out.html"]
     monkeypatch.setattr(sys, "argv", ["nexus-ablate", *command])
     assert main(command) == 0
@@ -247,34 +225,17 @@ def test_the_foot_names_date_version_source_command_and_machine(tmp_path, monkey
     for text in (
         "UTC by nexus-ablate",
         "nexus-ablate compare runs/mine --html out.html",
-        "<dt>version</dt><dd>0.0.7</dd>",
-        "a-machine",
+        "<dt>commit</dt><dd>abc</dd>",
     ):
         assert text in foot
-    assert re.search(r"<dt>source hash</dt><dd>[0-9a-f]{8}</dd>", foot)
 
 
-def test_a_page_opens_with_its_question_once_and_the_answer_as_a_sentence(pages):
-    heads = {kind: re.search(r"<p class=muted>(.*?)</p>\s*<h1>(.*?)</h1>", pages[kind]) for kind in KINDS}
-    questions = {kind: head[1] for kind, head in heads.items() if head}
-    assert questions["six arms"] == "Which change to the block helps?" and questions["strata"] == "Is it the depth?"
-    assert all(pages[kind].partition("<body>")[2].count(questions[kind]) == 1 for kind in ("six arms", "strata"))
-    answers = {kind: head[2].replace("<wbr>", "") for kind, head in heads.items() if head}
-    sentence = r"placement=sandwich,qk_norm=rms ends 0\.03\d\d nats per token lower \(0\.02\d\d to 0\.03\d\d\), "
-    assert re.fullmatch(rf"{sentence}at 8 of 8 seeds\.", answers["six arms"])
-    assert "placement=post: INCONCLUSIVE in depth-2, WORSE in depth-4, depth-8." in answers["strata"]
-    assert answers["judged"].startswith("muon ends 0.0")
-    assert "at 5 of 5 seeds; both are best at a learning rate of 0.003" in pages["tuned"]
-
-
-def test_conditions_that_pass_and_measures_are_closed(pages):
-    page = pages["six arms"]
-    assert re.search(r"<details><summary>\d+ checks passed</summary>", page)
-    assert re.search(r"<details><summary>\d+ not proved by the source: evaluation, ", pages["judged"])
-    measures = page.partition("measures by arm")[2].partition("</details>")[0]
-    lines = {title: rest for title, rest in re.findall(r'title="[^"]*">([^<]+)</td>(.*?)</tr>', measures, re.S)}
-    assert {"act/resid/kurtosis_token", "outcome"} <= lines.keys()
-    assert "<details" not in page.partition("<table")[2].partition("</table>")[0]
+def test_a_page_opens_with_its_question_and_the_answer(pages):
+    page = pages["six arms"].replace("<wbr>", "")
+    head = re.search(r"<p class=muted>(.*?)</p>\s*<h1>(.*?)</h1>", page)
+    assert head is not None and head[1] == "Which change to the block helps?"
+    assert head[2].startswith("Better: placement=sandwich,qk_norm=rms (-0.03")
+    assert "Is it the depth?" in pages["settings"].partition("<table")[0], "several settings open with the matrix"
 
 
 def test_pictures_name_their_axes_and_have_the_words_in_the_colours_of_the_table(pages):
@@ -289,44 +250,11 @@ def test_pictures_name_their_axes_and_have_the_words_in_the_colours_of_the_table
     assert re.search(r">x\d+</text>", pages["six arms"])  # ratios have ticks that are ratios
 
 
-def test_a_chart_that_would_be_empty_is_a_sentence(tmp_path, monkeypatch):
-    writer = Writer(tmp_path, "calm")
-    writer.arm(losses=[2.0, 2.01])
-    writer.arm("norm=layer", losses=[2.1, 2.12])
-    monkeypatch.setattr(charts, "losses", lambda *args, **kwargs: "")
-    assert "There is no curve" in html(compare(writer.root))
-
-
-def test_a_single_seed_is_a_point_at_its_difference_and_a_ratio_keeps_its_ticks(tmp_path):
-    writer = Writer(tmp_path, "one")
-    for arm, loss in (((), 2.0), (("norm=layer",), 2.1), (("norm=scale",), 1.95)):
-        writer.run(*arm, loss=loss)
-    one = compare(writer.root).strata[0]
-    with charts.picture("differences") as (_, axes):
-        charts.draw_intervals(axes, charts._bars(one.rows), "nats")
-        places = [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "o"]
-        assert sorted(places) == pytest.approx([-0.05, 0.1]) and axes.get_xlim()[1] < 0.2
-    kurtosis = "act/resid/kurtosis_token"
-    for name, factor in (("s-1", 3.0), ("s-2", 6.0)):
-        writer = Writer(tmp_path, f"deep@{name}")
-        for seed in range(5):
-            writer.run(seed=seed, summary={kurtosis: 5.0 + 0.1 * seed})
-            writer.run("norm=layer", seed=seed, summary={kurtosis: factor * (5.0 + 0.1 * (4 - seed))})
-            writer.run("norm=none", seed=seed, state="diverged", steps=60)
-        plan = {"stratum": name, "of": "deep", "share": 0.5, "all_strata": ["s-1", "s-2"], "seeds": [*range(5)]}
-        writer.plan(("norm=layer",), ("norm=none",), endpoints=[{"name": kurtosis}], **plan)
-    picture = charts.strata(compare(tmp_path / "deep"))
-    assert ">x2</text>" in picture and picture.count(">DIVERGED</text>") == 2
-
-
-def test_curves_of_differences_begin_with_the_first_validation_after_the_start(study):
-    stratum = study.strata[0]
-    first = max(float(run.curves.tokens[1]) for arm in stratum.arms for run in arm.runs.values())
-    drawn, plot = [], Axes.plot
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Axes, "plot", lambda axes, x, *rest, **how: drawn.append(x) or plot(axes, x, *rest, **how))
-        assert charts.paired_differences(stratum, "tokens")
-    assert drawn and min(float(x[0]) for x in drawn) == first
+def test_a_curve_needs_five_validations(tmp_path):
+    writer = Writer(tmp_path, "calm", steps=80)
+    writer.arm(losses=BASE)
+    writer.arm("norm=layer", losses=[loss + 0.1 for loss in BASE])
+    assert charts.losses(compare(writer.root / "calm").tables[0], "tokens") == ""
 
 
 def test_the_colour_of_the_baseline_is_no_other_arm_s():
@@ -334,58 +262,11 @@ def test_the_colour_of_the_baseline_is_no_other_arm_s():
     assert names.count(names[0]) == 1 and len(set(names)) == charts.ARM_COLOURS
 
 
-def test_the_losses_start_where_the_arms_come_apart_unless_the_whole_run_is_asked_for(study):
-    late, whole = (charts.losses(study.strata[0], "tokens", whole) for whole in (False, True))
-    assert ">0</text>" in whole and ">0</text>" not in late
-
-
-def test_a_watched_page_reloads_itself_while_runs_are_to_come_and_not_after(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    writer = Writer(tmp_path / "runs", "mine")
-    writer.arm(losses=[2.0, 2.01])
-    writer.plan(("norm=layer",), seeds=[0, 1])
-    pages = []
-
-    def finish(seconds):
-        pages.append((tmp_path / "out.html").read_text())
-        writer.arm("norm=layer", losses=[2.1, 2.12])
-
-    monkeypatch.setattr("nexus_ablate.cli.compare.time.sleep", finish)
-    assert main(["compare", "runs/mine", "--html", "out.html", "--watch"]) == 0
-    (live,), last = pages, (tmp_path / "out.html").read_text()
-    assert "http-equiv=refresh" in live and "Live: some runs have no result yet" in live and "preliminary" in live
-    assert "http-equiv=refresh" not in last and "Live:" not in last and "norm=layer" in last
-    assert "2 finished, 2 waiting" in capsys.readouterr().err
-    assert main(["compare", "runs/mine", "--watch"]) == 2
-    assert "--html" in capsys.readouterr().err
-
-
-def test_a_page_is_watched_from_before_the_baseline_has_a_result(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    writer = Writer(tmp_path / "runs", "mine")
-    writer.arm("norm=layer", losses=[2.1, 2.12])
-    running = writer.run(seed=0, state="running", steps=100)
-    status, now = json.loads((running / "status.json").read_text()), datetime.now(UTC).isoformat()
-    (running / "status.json").write_text(json.dumps(status | {"heartbeat": now, "updated": now}))
-    writer.plan(("norm=layer",), seeds=[0, 1])
-    seen: list[bool] = []
-
-    def finish(seconds):
-        if not seen:
-            shutil.rmtree(running)
-        writer.run(seed=len(seen))
-        seen.append((tmp_path / "out.html").exists())
-
-    monkeypatch.setattr("nexus_ablate.cli.compare.time.sleep", finish)
-    assert main(["compare", "runs/mine", "--html", "out.html", "--watch"]) == 0
-    assert seen == [False, True] and "norm=layer" in (tmp_path / "out.html").read_text()
-
-
 def test_results_show_themselves_in_a_notebook(tmp_path):
     writer = Writer(tmp_path / "runs", "mine")
     writer.arm(losses=[2.0, 2.01, 2.02, 2.0, 2.01])
     writer.arm("norm=layer", losses=[2.1, 2.12, 2.11, 2.1, 2.12])
-    result = nexus_ablate.compare(writer.root)
+    result = nexus_ablate.compare(writer.root / "mine")
     assert "norm=layer" in repr(result) and "WORSE" in repr(result) and max(map(len, repr(result).split("\n"))) <= 100
     frame = result._repr_html_()
     assert frame.startswith("<iframe srcdoc=") and "norm=layer" in frame and "interval" in frame

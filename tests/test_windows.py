@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 import numpy as np
@@ -12,16 +11,14 @@ import torch
 from written_runs import Writer
 
 from nexus_ablate.cli import main
-from nexus_ablate.comparison.cell import FEWEST_BLOCKS
-from nexus_ablate.comparison.fairness import PASS, WARN
+from nexus_ablate.comparison.compare import compare
+from nexus_ablate.comparison.statistics import FEWEST_BLOCKS
 from nexus_ablate.comparison.windows import read_windows
-from nexus_ablate.comparison.within_stratum import compare_stratum as compare
 from nexus_ablate.config.compose import compose
 from nexus_ablate.data import batches, corpus, eval_places, hash_tokens, prepare
 from nexus_ablate.errors import UserError
 from nexus_ablate.model import build_model
 from nexus_ablate.plain_data import strict_loads
-from nexus_ablate.report.arm_tables import side_columns
 from nexus_ablate.runs import find_runs, read_run
 from nexus_ablate.training import trainer
 from nexus_ablate.training.step import Step
@@ -234,8 +231,8 @@ def test_a_damaged_row_takes_the_run_out_of_the_table_and_is_named(study, line, 
     path.write_text("\n".join(lines))
     with pytest.raises(UserError, match=reason):
         read_windows(path)
-    (excluded,) = compare(study.root).excluded
-    assert excluded.path == path.parent and "evaluation.jsonl" in excluded.reason
+    (left_out,) = compare(study.root / "study").tables[0].left_out
+    assert left_out.path == path.parent and "evaluation.jsonl" in left_out.reason
 
 
 def test_an_empty_file_is_damaged(study):
@@ -257,13 +254,18 @@ def test_a_loss_that_was_not_finite_is_null_and_read_as_nan(study):
 # ----------------------------------------------------------------------------------------- two arms, held against
 
 
-def text_check(comparison):
-    (checked,) = [check for check in comparison.checks if check.name == "text"]
-    return checked
+ENOUGH = {"windows": 64, "blocks": 32}
 
 
 def uneven(writer: Writer, **options) -> None:
     writer.arm("norm=layer", losses=HIGHER, text=UNEVEN, **options)
+
+
+def compared(folder: Path):
+    """The worse arm's effect and word, and the condition on the text."""
+    (table,) = compare(folder / "study").tables
+    check = next((check for check in table.checks if check.name == "text"), None)
+    return table.rows[1].effect, table.rows[1].word, check
 
 
 def test_a_default_run_has_text_enough_for_its_error_to_count():
@@ -273,52 +275,26 @@ def test_a_default_run_has_text_enough_for_its_error_to_count():
         assert windows // batches.BLOCK_WINDOWS >= FEWEST_BLOCKS
 
 
-def test_two_trained_arms_are_compared_with_their_error_over_text(tiny_run, tmp_path, capsys):
+def test_two_trained_arms_are_compared_with_too_little_text_and_it_is_said(tiny_run, tmp_path, capsys):
     few = ("train.steps=10", "train.eval_tokens=160", "probe=off")
     for arm in ([], ["norm=layer"]):
         for seed in range(3):
-            assert main([*tiny_run(*few), f"seed={seed}", *arm]) == 0
+            assert main([*tiny_run(*few), f"seed={seed}", "experiment=two", *arm]) == 0
     capsys.readouterr()
-    assert main(["compare", str(tmp_path / "runs"), "--json", "-"]) == 0
-    values = json.loads(capsys.readouterr().out)
-    base, row = values["rows"]
-    assert base["text_se"] is None and row["effect"]["se"] == row["seed_se"] > 0 < row["text_se"]
-    (check,) = [check for check in values["checks"] if check["name"] == "text"]
-    assert check["status"] == WARN and "8 blocks of validation text" in check["text"]
+    assert main(["compare", str(tmp_path / "runs/two"), "--allow", "learned", "--json", "-"]) == 0
+    (table,) = json.loads(capsys.readouterr().out)["tables"]
+    assert table["rows"][1]["text_se"] is None and table["rows"][1]["se"] > 0
+    (check,) = [check for check in table["checks"] if check["name"] == "text"]
+    assert check["status"] == "WARN" and "8 blocks of validation text, 16 needed" in check["text"]
 
 
-def test_every_output_has_the_error_over_text(study):
-    uneven(study, folder="uneven")
-    comparison = compare(study.root, baseline="baseline")
-    judged = next(row for row in comparison.rows if row.arm == "uneven")
-    expected = 0.05 * math.sqrt(8 / 7) / math.sqrt(8)  # eight blocks at +-0.05
-    assert judged.effect is not None and judged.effect.text_se == pytest.approx(expected)
-    errors = {row.arm: row.record()["text_se"] for row in comparison.rows}
-    assert errors["uneven"] == judged.effect.text_se and errors["baseline"] is None
-    (column,) = [column for column in side_columns(comparison) if "text" in column.title]
-    assert column.text(judged) == f"{judged.effect.seed_se:.4f} / {expected:.4f}"
-    assert column.text(comparison.rows[0]) == "– / –"
-
-
-def test_where_text_is_the_larger_error_more_of_it_is_asked_for(tmp_path):
+def test_from_sixteen_blocks_on_the_interval_holds_the_error_over_text(tmp_path):
     writer = Writer(tmp_path)
-    writer.arm(losses=BASE)
-    uneven(writer)
-    check = text_check(compare(tmp_path))
-    assert check.status == WARN
-    assert "train.eval_tokens=4096" in check.text  # (0.0189 / 0.0037)^2 = 26 times 128 tokens, up to a power of two
-    assert "norm=layer 0.019 over text, 0.0037 over seeds" in check.text
-    assert "would help more than more seeds" in check.text
-
-
-def test_from_sixteen_blocks_on_the_interval_holds_the_error_over_text_and_the_text_passes(tmp_path):
-    writer = Writer(tmp_path)
-    writer.arm(losses=BASE, windows=64, blocks=32)
-    writer.arm("norm=layer", losses=HIGHER, windows=64, blocks=32, text=tuple(0.01 * (-1) ** i for i in range(8)))
-    comparison = compare(tmp_path)
-    effect = comparison.rows[1].effect
-    assert effect.counts_text and effect.se > effect.seed_se > effect.text_se > 0
-    assert text_check(comparison).status == PASS
+    writer.arm(losses=BASE, **ENOUGH)
+    writer.arm("norm=layer", losses=HIGHER, text=tuple(0.01 * (-1) ** i for i in range(8)), **ENOUGH)
+    effect, _, check = compared(tmp_path)
+    assert effect.se > effect.seed_se > effect.text_se > 0
+    assert check.status == "PASS"
 
 
 def test_a_difference_that_rests_on_part_of_the_text_is_no_word(tmp_path):
@@ -328,69 +304,55 @@ def test_a_difference_that_rests_on_part_of_the_text_is_no_word(tmp_path):
         writer = Writer(tmp_path / str(blocks))
         writer.arm(losses=[2.0, 2.002, 2.001, 2.003, 2.004], windows=64, blocks=blocks)
         writer.arm("norm=layer", losses=losses, windows=64, blocks=blocks, text=(0.5, -0.5))
-        assert compare(writer.root).rows[1].word == word
+        assert compared(writer.root)[1] == word
 
 
-def test_no_more_text_is_asked_for_than_there_is(tmp_path):
+def test_where_text_is_the_larger_error_more_of_it_is_asked_for_but_no_more_than_there_is(tmp_path):
     writer = Writer(tmp_path)
-    writer.arm(losses=BASE)
-    writer.arm("norm=layer", losses=HIGHER, text=(0.5, -0.5))
-    assert "all of the validation text (train.eval_tokens=7128)" in text_check(compare(tmp_path)).text
+    writer.arm(losses=BASE, **ENOUGH)
+    uneven(writer, **ENOUGH)
+    effect, _, check = compared(tmp_path)
+    wanted = 512 * (effect.text_se / effect.seed_se) ** 2
+    assert f"train.eval_tokens={wanted:.0f}" in check.text and check.status == "WARN"
     for path in writer.paths:
         rows = [row | {"offset": 8 * i} for i, row in enumerate(rows_of(path))]
         (path / "evaluation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert "a larger validation set than these 128 tokens" in text_check(compare(tmp_path)).text
+    assert "a larger validation set than these 512 tokens" in compared(tmp_path)[2].text
 
 
-def test_runs_without_the_file_are_named_and_compared(tmp_path):
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"windows": 0}, "losses by window of text not recorded (seed 0)"),
+        ({"windows": 24, "blocks": 24}, "other windows of text (seed 0)"),
+    ],
+)
+def test_without_the_same_windows_the_error_is_that_over_seeds_and_the_reason_is_said(tmp_path, options, reason):
     writer = Writer(tmp_path)
-    writer.arm(losses=BASE)
-    writer.arm("norm=layer", losses=HIGHER, windows=0)
-    uneven(writer, folder="uneven")
-    comparison = compare(tmp_path, baseline="baseline")
-    check = text_check(comparison)
-    assert check.status == WARN
-    assert "over seeds alone (norm=layer): losses by window of text not recorded (seed 0)" in check.text
-    assert [str(row.verdict) for row in comparison.rows[1:]] == ["WORSE", "WORSE"]
-    assert main(["compare", str(tmp_path), "--baseline", "baseline", "--allow", "text"]) == 0
-
-
-def test_other_windows_are_no_pair(tmp_path):
-    writer = Writer(tmp_path)
-    writer.arm(losses=BASE)
-    writer.arm("norm=layer", losses=HIGHER, windows=24)
-    comparison = compare(tmp_path)
-    assert comparison.rows[1].effect.text_se is None
-    assert "other windows of text (seed 0)" in text_check(comparison).text
-
-
-def test_one_block_of_text_is_too_little(study):
-    for path in study.paths:
-        rows = [row | {"block": 0} for row in rows_of(path)]
-        (path / "evaluation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    comparison = compare(study.root)
-    assert comparison.rows[1].effect.text_se is None
-    assert "all 128 validation tokens are one block; raise train.eval_tokens" in text_check(comparison).text
+    writer.arm(losses=BASE, **ENOUGH)
+    writer.arm("norm=layer", losses=HIGHER, **options)
+    effect, word, check = compared(tmp_path)
+    assert effect.text_se is None and word == "WORSE"
+    assert check.status == "WARN" and reason in check.text
 
 
 def test_in_bits_per_byte_the_error_is_in_bits_per_byte_and_of_other_endpoints_there_is_none(tmp_path):
     writer = Writer(tmp_path)
-    writer.arm(losses=BASE)
-    uneven(writer)
-    nats = compare(tmp_path).rows[1].effect.text_se
-    assert nats is not None
-    writer.plan(("norm=layer",), endpoint="val_bpb")
-    assert compare(tmp_path).rows[1].effect.text_se == pytest.approx(nats / 0.7)
-    writer.plan(("norm=layer",), endpoint="act/resid/kurtosis_token")
-    comparison = compare(tmp_path)
-    assert comparison.rows[1].effect.text_se is None
-    assert "act/resid/kurtosis_token is not recorded by window of text" in text_check(comparison).text
+    writer.arm(losses=BASE, **ENOUGH)
+    uneven(writer, **ENOUGH)
+    nats = compared(tmp_path)[0].text_se
+    writer.plan(("norm=layer",), endpoints=["val_bpb"])
+    assert compared(tmp_path)[0].text_se == pytest.approx(nats / 0.7)
+    writer.plan(("norm=layer",), endpoints=["act/resid/kurtosis_token"])
+    effect, _, check = compared(tmp_path)
+    assert effect.text_se is None and "act/resid/kurtosis_token is not recorded by window of text" in check.text
 
 
 def test_a_seed_that_diverged_is_no_pair(tmp_path):
     writer = Writer(tmp_path)
-    writer.arm(losses=BASE)
+    writer.arm(losses=BASE, **ENOUGH)
     writer.run("norm=layer", seed=0, state="diverged", steps=100, windows=0)
     for seed in range(1, 5):
-        writer.run("norm=layer", seed=seed, loss=HIGHER[seed])
-    assert "not recorded" not in text_check(compare(tmp_path)).text
+        writer.run("norm=layer", seed=seed, loss=HIGHER[seed], **ENOUGH)
+    effect, _, check = compared(tmp_path)
+    assert effect.n == 4 and check.status == "PASS"

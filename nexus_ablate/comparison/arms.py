@@ -12,6 +12,7 @@ import numpy as np
 from nexus_ablate.comparison.rates import CRITERION, best_rate, weights_at_best
 from nexus_ablate.comparison.read import LeftOut, Run
 from nexus_ablate.comparison.statistics import Array
+from nexus_ablate.config.run_config import flat
 from nexus_ablate.errors import ConfigError, unknown
 from nexus_ablate.provenance import differ, differing_files
 from nexus_ablate.runs.naming import BASELINE
@@ -181,10 +182,21 @@ def baseline_of(arms: list[Arm], study: Study | None, requested: str | None) -> 
         return names[wanted]
     if requested is not None:
         raise unknown("there is no arm of this name", requested, names)
-    changes = {arm.name: set(arm.name.split(",")) for arm in arms}
-    shared = set.intersection(*changes.values()) if changes else set()
-    for name, changed in changes.items():
-        if changed == shared:
-            return names[name]
+    plainest = _plainest(arms)
+    if plainest is not None:
+        return plainest
     first = next(iter(names), "")
     raise ConfigError("several arms could be the baseline", ", ".join(names), f"--baseline {first}")
+
+
+def _plainest(arms: list[Arm]) -> Arm | None:
+    """The arm that has the default wherever arms differ; None where there is none."""
+    from nexus_ablate.config.compose import compose
+
+    default, configs = flat(compose([]).nested()), [flat(arm.config) for arm in arms]
+    keys = {key for config in configs for key in config}
+    varied = [key for key in keys if any(config.get(key) != configs[0].get(key) for config in configs)]
+    for arm, config in zip(arms, configs, strict=True):
+        if all(config.get(key) == default.get(key) for key in varied):
+            return arm
+    return None

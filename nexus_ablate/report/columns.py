@@ -262,7 +262,9 @@ def text_table(rows: Sequence[Row], table: Table, columns: Sequence[Column]) -> 
 def by_measure(table: Table) -> TextTable:
     """A row for each number, a column for each arm."""
     rows = []
-    for column in shown(table, [*COLUMNS[2:], *figure_columns(table)]):
+    words = ("arm", "verdict", "overrides", "sentence")
+    numbers = [column for column in COLUMNS if column.name not in words]
+    for column in shown(table, [*numbers, *figure_columns(table)]):
         rows.append([column.title, *(column.cell(row, table) for row in table.rows)])
     return TextTable(["measure", *(row.arm.name for row in table.rows)], rows, ["measure"])
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from nexus_ablate.comparison.compare import Comparison, Row, Table
-from nexus_ablate.console import grid
+from nexus_ablate.console import grid, middle
 from nexus_ablate.errors import printable
 from nexus_ablate.report import sentences
 from nexus_ablate.report.columns import BY_NAME, MAIN, TONES, TextTable, by_measure, matrix, shown, text_table
@@ -81,6 +81,33 @@ def _line(console: Console, text: str, style: str = "") -> None:
 
 
 def print_texts(table: TextTable, console: Console, rows: Sequence[Row] = ()) -> None:
-    """Print a table; of arms, each in the colour of its verdict."""
-    styles = ["dim" if row.is_baseline else COLOURS[TONES.get(row.word, "")] for row in rows]
-    console.print(grid(table.heads, table.rows, console.width, table.words, styles, leave=table.heads[:3:-1]))
+    """Print a table: of `rows` each in the colour of its verdict, else in as many tables as the width asks for."""
+    if rows:
+        styles = ["dim" if row.is_baseline else COLOURS[TONES.get(row.word, "")] for row in rows]
+        leave = table.heads[:3:-1]
+        console.print(grid(table.heads, table.rows, console.width, table.words, styles, leave=leave))
+        return
+    for number, columns in enumerate(_by_width(table, console.width)):
+        if number:
+            console.print("")
+        heads, *cells = zip(*columns, strict=True)
+        console.print(grid(heads, cells, console.width, table.words))
+
+
+def _by_width(table: TextTable, width: int) -> Iterator[list[Sequence[str]]]:
+    """The columns, each with its head, of as many tables as the width asks for; the first one is in front of each."""
+    (head, *names), *others = zip(table.heads, *table.rows, strict=True)
+    first = [middle(head, width // 3), *names]
+    room = width - min(2 + max(map(len, [head, *names])), width // 2)
+    columns: list[Sequence[str]] = [first]
+    free = room
+    for head, *cells in others:
+        column = [middle(head, width // 3), *(middle(cell, room - 2) for cell in cells)]
+        needed = 2 + max(map(len, column))
+        if needed > free and len(columns) > 1:
+            yield columns
+            columns = [first]
+            free = room
+        columns.append(column)
+        free -= needed
+    yield columns
