@@ -112,24 +112,20 @@ def checkout(tmp_path, monkeypatch):
 
 @pytest.fixture
 def instant(monkeypatch):
-    """Studies whose runs end at once, and whose verdicts the test chooses."""
+    """Studies whose runs end at once, without training."""
     from instant_runs import Instant
 
-    from nexus_ablate.comparison import across_strata, within_stratum  # noqa: F401  or it would keep the replacement
-    from nexus_ablate.execution.local_pool import LocalPool
-    from nexus_ablate.study import definition
+    from nexus_ablate.launch.local import LocalPool
 
     made = Instant()
-    monkeypatch.setattr(definition, "CLAIM_SEEDS", 2)  # its verdicts need no number of seeds
     monkeypatch.setattr(LocalPool, "run", lambda _, jobs, progress: made.run(jobs, progress))
-    monkeypatch.setattr(within_stratum, "compare_stratum", made.compare)
     return made
 
 
 @pytest.fixture
 def forked_workers(monkeypatch):
     """Worker processes that are forked from this one: they begin at once, where others import torch for seconds."""
-    from nexus_ablate.execution import local_pool
+    from nexus_ablate.launch import local
 
     forking, ends = multiprocessing.get_context("fork"), []
     lock = threading.Lock()  # a process forked while `pipe` runs would keep the new one open and never know
@@ -143,7 +139,7 @@ def forked_workers(monkeypatch):
         for ours, _ in ends:
             ours.close()  # or this process would keep the pipe open that it reads from
         sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))  # not pytest's own
-        local_pool.work(*arguments)
+        local.work(*arguments)
 
     class Process(forking.Process):
         def __init__(self, target, **options):
@@ -153,7 +149,7 @@ def forked_workers(monkeypatch):
             with lock:
                 super().start()
 
-    monkeypatch.setattr(local_pool, "get_context", lambda _: SimpleNamespace(Pipe=pipe, Process=Process))
+    monkeypatch.setattr(local, "get_context", lambda _: SimpleNamespace(Pipe=pipe, Process=Process))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
         yield

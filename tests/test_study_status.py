@@ -1,42 +1,35 @@
-"""`status` and the plan's fairness header, from directories and definitions alone."""
+"""`status` and `plan`, from a study's record and directories alone."""
 
 from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console
 from written_runs import Writer
 
-from nexus_ablate import cli
-from nexus_ablate.config.compose import compose
+from nexus_ablate import errors
+from nexus_ablate.cli import main
 from nexus_ablate.console import duration
-from nexus_ablate.execution.run_states import LOSS, Watcher, last_row
-from nexus_ablate.execution.state_table import summary, table, troubles
-from nexus_ablate.planning import cost
-from nexus_ablate.planning.cores_and_gpus import Places
-from nexus_ablate.planning.cost import cost_of
-from nexus_ablate.planning.design import expand
-from nexus_ablate.planning.jobs import Runs
-from nexus_ablate.planning.preview import fairness, make_plan
-from nexus_ablate.planning.study_yaml import write_record
-from nexus_ablate.runs import read_run
-from nexus_ablate.study.decoding import decode_file
-from nexus_ablate.study.definition import read_request
-from nexus_ablate.training.session import train
+from nexus_ablate.launch.states import LOSS, read_line, read_lines, table, troubles
+from nexus_ablate.runs.record import last_row
+
+STATES = ("finished", "diverged", "failed", "preempted", "created", "running")
 
 
 @pytest.fixture
-def launched(tiny_run, tmp_path):
-    """A study with its record, one run of each of two arms finished, and the rest to come."""
-    requested = [text for text in tiny_run() if text != "train.threads=1"]
-    request = read_request(["mine", "vary.norm=layer", "vary.bias=on", "seeds=0,1", *requested])
-    runs = Runs.of(request)
-    write_record(runs)
-    for job in runs.claims[:2]:
-        train(compose([*job.overrides, "train.threads=1"]), quiet=True, arm=job.arm)
-    return runs.study, runs
+def written(tmp_path, monkeypatch):
+    """A study of two arms and five seeds in runs/, of which the baseline's runs are in all states."""
+    monkeypatch.chdir(tmp_path)
+    writer = Writer(tmp_path / "runs", "mine")
+    writer.plan(("norm=layer",))
+    for seed, state in enumerate(STATES[:5]):
+        writer.run(seed=seed, state=state)
+    writer.run("norm=layer", seed=0, state="running")
+    return writer
 
 
 def drawn(lines, **options):
@@ -45,52 +38,72 @@ def drawn(lines, **options):
     return console.export_text()
 
 
-def test_status_shows_what_is_there_and_what_is_to_come(launched):
-    _, runs = launched
-    lines = Watcher().lines([runs.request.directory])
-    assert [(line.arm, line.seed, line.state) for line in lines] == [
-        ("baseline", 0, "finished"),
-        ("baseline", 1, "waiting"),
-        ("bias=on", 0, "waiting"),
-        ("bias=on", 1, "waiting"),
-        ("norm=layer", 0, "finished"),
-        ("norm=layer", 1, "waiting"),
-    ]
-    arm = read_run(runs.claims[1].path).summary
-    assert arm is not None
-    shown = lines[4]
-    assert (shown.step, shown.steps) == (20, 20)
-    assert shown.loss == arm["val_loss"]
-    assert summary(lines) == "2 finished, 4 waiting"
-    base = read_run(runs.claims[0].path).summary
-    assert base is not None
-    row = next(line for line in drawn(lines).splitlines() if "norm=layer" in line)
-    assert f" {arm['val_loss'] - base['val_loss']:+.4f} " in row, "its difference to the baseline's run with this seed"
+@pytest.mark.parametrize("word", ["mine", "runs/mine", "runs/mine/../mine"])
+def test_status_counts_each_state_and_what_is_missing(written, capsys, word):
+    assert main(["status", word]) == 0
+    said = capsys.readouterr().out
+    # a host that is not this one, and a heartbeat of years ago
+    assert said.splitlines()[-1] == "1 finished, 1 failed, 1 diverged, 2 lost, 1 preempted; 4 missing"
+    assert "baseline s2 failed: it is failed" in said
 
 
-def test_the_loss_of_a_running_run_is_the_last_that_was_measured(launched):
-    _, runs = launched
-    log = runs.claims[1].path / "metrics.jsonl"
+def test_status_in_json_is_a_line_for_each_run(written, capsys):
+    assert main(["status", "mine", "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(rows) == 6
+    assert {"study", "arm", "seed", "id", "path", "state", "step", "steps", "loss", "reason"} < rows[0].keys()
+    assert (rows[0]["arm"], rows[0]["seed"], rows[0]["state"], rows[0]["step"]) == ("baseline", 0, "finished", 400)
+
+
+MISSING = (
+    ({}, 8),
+    ({"lr_grid": "auto"}, 2 * 5 * 7 - 2),
+    ({"lr_grid": [1e-3, 2e-3, 4e-3]}, 2 * 5 * 3 - 2),
+    ({"worth": "on"}, 18),
+    ({"seeds": [0, 1]}, 2),
+    ({"multirun": True}, 8),
+)
+
+
+@pytest.mark.parametrize(("values", "missing"), MISSING)
+def test_a_study_misses_arms_times_seeds_times_rates(tmp_path, values, missing):
+    writer = Writer(tmp_path, "mine")
+    writer.plan(("norm=layer",), **values)
+    writer.run(seed=0)
+    writer.run("norm=layer", seed=1)
+    lines, number = read_lines([tmp_path])
+    assert (len(lines), number) == (2, missing)
+
+
+def test_settings_are_shown_together_by_the_study_s_name(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for setting in ("small", "large"):
+        writer = Writer(tmp_path / "runs", f"mine@{setting}")
+        writer.plan(("norm=layer",), settings={"small": "bias=on", "large": "bias=off"})
+        writer.run(seed=0)
+    for word in ("mine", "runs/mine"):
+        assert main(["status", word]) == 0
+        assert "2 finished; 18 missing" in capsys.readouterr().out
+
+
+def test_the_loss_of_a_running_run_is_the_last_that_was_measured(finished_run):
+    path = finished_run()
+    log = path / "metrics.jsonl"
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     log.write_text("".join(json.dumps(row) + "\n" for row in rows if row["step"] <= 13))
     at_ten = {row["step"]: row[LOSS] for row in rows if LOSS in row}[10]
-    line = Watcher().line(runs.claims[1].path)
-    assert (line.step, line.loss) == (13, at_ten)
+    line = read_line(path)
+    assert (line.step, line.steps, line.loss) == (13, 20, at_ten)
 
 
-def test_a_failed_and_a_damaged_run_have_their_reason_and_stop_nothing(launched, tmp_path):
-    _, runs = launched
-    path = runs.claims[1].path
-    status = json.loads((path / "status.json").read_text())
-    (path / "status.json").write_text(json.dumps(status | {"state": "failed", "reason": "no [bold]luck[/bold]\x1b[2J"}))
-    (runs.claims[0].path / "status.json").write_text("{")
-    (runs.request.directory / "study.yaml").write_text("a: [")
-    lines = Watcher().lines([tmp_path / "runs"])
-    assert sorted(line.state for line in lines) == ["damaged", "damaged", "failed"]
+def test_a_failed_and_a_damaged_run_have_their_reason_and_stop_nothing(written):
+    status = json.loads((written.paths[2] / "status.json").read_text())
+    (written.paths[2] / "status.json").write_text(json.dumps(status | {"reason": "no [bold]luck[/bold]\x1b[2J"}))
+    (written.paths[0] / "status.json").write_text("{")
+    lines, _ = read_lines([written.root])
+    assert [line.state for line in lines][:2] == ["failed", "diverged"]
     said = "\n".join(troubles(lines))
-    assert "no [bold]luck[/bold]" in said
-    assert str(path / "log.txt") in said
-    assert "study.yaml" in said
+    assert "no [bold]luck[/bold]" in said and "status.json is damaged" in said
     assert "\x1b" not in drawn(lines)
 
 
@@ -105,20 +118,26 @@ def test_a_torn_last_line_is_not_read(tmp_path):
     assert last_row(log)["step"] == 999
 
 
-def test_a_long_table_keeps_what_runs_and_what_failed(launched):
-    _, runs = launched
-    lines = Watcher().lines([runs.request.directory])
-    shown = drawn(lines, limit=2)
-    assert shown.count("finished") == 2
-    assert "waiting" not in shown
+def test_a_long_table_keeps_what_failed(written):
+    shown = drawn(read_lines([written.root])[0], limit=4)
+    assert "finished" not in shown and "failed" in shown and "diverged" in shown
 
 
-def test_a_long_table_of_runs_to_come_fits_the_terminal(tmp_path):
-    """Of a learning-rate grid many runs to come look alike."""
-    Writer(tmp_path, "mine").plan(("norm=layer",), lr_grid=[0.001, 0.003, 0.01], tuning_seeds=[1001, 1002])
-    lines = Watcher().lines([tmp_path / "mine"])
-    assert len(lines) > 20
-    assert drawn(lines, limit=4).count("waiting") == 4
+@pytest.mark.parametrize("words", [["empty"], ["empty", "--watch"], ["empty", "--json"]], ids=" ".join)
+def test_status_without_a_run_to_show_shows_none(tmp_path, monkeypatch, words, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    assert main(["status", *words]) == 0
+    assert capsys.readouterr().out.strip() in ("no runs here", "")
+
+
+def test_a_watched_table_ends_with_the_last_run(written, monkeypatch):
+    for path in written.paths:
+        status = json.loads((path / "status.json").read_text())
+        (path / "status.json").write_text(json.dumps(status | {"state": "finished"}))
+        (path / "summary.json").write_text("{}")
+    written.plan(("norm=layer",), seeds=[0])
+    assert main(["status", "mine", "--watch"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -129,84 +148,77 @@ def test_durations_are_for_people(seconds, said):
     assert duration(seconds) == said
 
 
-def test_plan_goes_by_finished_runs_where_there_are_any(launched):
-    _, runs = launched
-    plan = make_plan(runs, Places(2, 1, []))
-    assert [(arm.arm.name, arm.recorded) for arm in plan.arms] == [
-        ("baseline", True),
-        ("norm=layer", True),
-        ("bias=on", False),
-    ]
-    assert plan.states == {"finished": 2, "missing": 4}
-    assert plan.runs == 6
-    assert plan.seconds is not None
-    assert plan.arms[1].params_share == pytest.approx(80 / 10064)
-    summaries = [read_run(job.path).summary or {} for job in runs.claims[:2]]
-    assert [plan.arms[n].cost.params for n in (0, 1)] == [s["params"] for s in summaries]
-    assert [plan.arms[n].cost.flops_per_token for n in (0, 1)] == [s["flops_per_token"] for s in summaries]
+def test_a_study_is_found_from_inside_its_folder(written, capsys, monkeypatch):
+    monkeypatch.chdir(written.root / "mine" / "baseline")
+    assert main(["status", ".."]) == 0
+    assert "; 4 missing" in capsys.readouterr().out
 
 
-def levels(**options):
-    study, configs = expand(decode_file({"name": "x", "question": "?"} | options))
-    costs = {arm: cost_of(config) for arm, config in configs.items()}
-    return {check.name: check.status for check in fairness(study, configs, costs)}
+@pytest.mark.parametrize("command", ["status runs/mine", "list"])
+def test_a_reader_that_has_gone_is_no_failure(written, command):
+    code = "import sys\nfrom nexus_ablate.cli import main\nsys.exit(main())"
+    words = [sys.executable, "-c", code, *command.split()]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as driver:
+        driver.stdout.close()
+        assert (driver.stderr.read(), driver.wait(60)) == (b"", 0)
 
 
-@pytest.mark.parametrize(
-    ("options", "condition", "status"),
-    [
-        ({"arms": ["norm=layer"]}, "learning_rate", "WARN"),
-        ({"arms": ["norm=layer"], "seeds": [0, 1]}, "seeds", "WARN"),
-        ({"arms": ["d_ff_ratio=5"]}, "params", "WARN"),
-        ({"arms": ["model.context=64"]}, "batches", "FAIL"),
-        ({"arms": ["train.eval_tokens=128"]}, "evaluation", "FAIL"),
-        ({"arms": ["train.steps=400"]}, "tokens", "FAIL"),
-        ({"arms": ["norm=layer"], "baseline": ["train.steps=0"]}, "tokens", "PASS"),
-        ({"arms": ["optim.schedule=linear"]}, "schedule", "FAIL"),
-        ({"arms": ["train.precision=bf16"]}, "machine", "FAIL"),
-        ({"arms": ["norm=layer"], "lr_grid": [1e-3, 2e-3]}, "learning_rate", "WARN"),
-        ({"arms": ["norm=layer"], "lr_grid": [1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2]}, "learning_rate", "PASS"),
-    ],
-)
-def test_an_unfair_study_is_flagged_beforehand(options, condition, status):
-    statuses = levels(**options)
-    assert statuses[condition] == status
-    others = {value for name, value in statuses.items() if name != condition}
-    assert "FAIL" not in others or condition in ("batches", "tokens")
+# -------------------------------------------------------------------------------------------------------------- plan
 
 
-def test_plan_counts_each_arm_once(tmp_path, monkeypatch, capsys):
-    counted, count = [], cost._counted
-    monkeypatch.setattr(cost, "_COUNTED", {})
-    monkeypatch.setattr(cost, "_counted", lambda config: counted.append(config.norm.name) or count(config))
-    assert cli.main(["plan", "x", "vary.norm=layer,dyt", f"runs_dir={tmp_path}", "seeds=0,1", "model.n_layers=1"]) == 0
-    assert sorted(counted) == ["dyt", "layer", "rms"]
-    assert "6 runs" in capsys.readouterr().out
+def plan(capsys, *words):
+    status = main(["plan", *words])
+    shown = capsys.readouterr()
+    return status, " ".join((shown.out + shown.err).split())
 
 
-def test_a_study_is_found_by_its_name_and_one_with_strata_in_all_its_folders(tmp_path, capsys, monkeypatch):
+def test_plan_shows_everything_and_writes_nothing(tiny_run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    for stratum in ("small", "large"):
-        writer = Writer(tmp_path / "runs", f"mine@{stratum}")
-        writer.plan(("norm=layer",), of="mine", stratum=stratum)
-        writer.run(seed=0)
-    for word in ("mine", "runs/mine"):
-        assert cli.main(["status", word]) == 0
-        assert "2 finished, 18 waiting" in capsys.readouterr().out
+    vary = ["vary.norm=layer,rms", "vary.n_kv_heads=3", "vary.placement=deepnorm"]
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    status, said = plan(capsys, "mine", *vary, "seeds=0-4", "lr_grid=1e-3,2e-3,4e-3", *tiny_run())
+    assert status == 0
+    for shown in (
+        "norm=layer",
+        "equal norm=rms is baseline",
+        "refused n_kv_heads=3",
+        "placement=deepnorm also changes init to xavier",
+        "5 seeds show",
+        "SD of a pair's difference with 80% power",
+        "45 runs, 45 missing",
+        "tokens per parameter",
+    ):
+        assert shown in said, (shown, said)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
-def test_what_is_no_run_has_no_seed(tmp_path, capsys, monkeypatch):
+ARMS = (("optim=muon", True), ("optim=muon optim.lr=5e-3", False), ("norm=layer", False))
+
+
+@pytest.mark.parametrize(("arm", "drops"), ARMS)
+def test_plan_names_what_an_arm_loses_with_another_optimizer(tmp_path, monkeypatch, capsys, arm, drops):
+    (tmp_path / "mine.yaml").write_text(f"baseline: [model=femto, optim.lr=5e-3]\narms: {{other: {arm}}}\n")
     monkeypatch.chdir(tmp_path)
-    Writer(tmp_path / "runs", "mine").run(seed=0)
-    (tmp_path / "runs" / "mine" / "study.yaml").write_text("a: [")
-    assert cli.main(["status", "mine"]) == 0
-    assert "\nstudy.yaml damaged: " in capsys.readouterr().out
+    status, said = plan(capsys, "mine.yaml")
+    note = "other drops optim.lr=5e-3 of the baseline; write it in the arm to keep it"
+    assert status == 0 and (note in said) == drops
 
 
-def test_a_study_is_found_from_inside_its_folder(tmp_path, capsys, monkeypatch):
-    writer = Writer(tmp_path / "runs", "mine")
-    writer.plan(("norm=layer",))
-    writer.run(seed=0)
-    monkeypatch.chdir(tmp_path / "runs" / "mine" / "baseline")
-    assert cli.main(["status", ".."]) == 0
-    assert "1 finished, 9 waiting" in capsys.readouterr().out
+def test_plan_goes_by_finished_runs_where_there_are_any(tiny_run, instant, capsys):
+    words = ["mine", "vary.norm=layer", "seeds=0,1", *tiny_run()]
+    instant.failing = {("norm=layer", 0), ("norm=layer", 1)}
+    assert main(["study", *words]) == errors.BUG
+    capsys.readouterr()
+    status, said = plan(capsys, *words)
+    assert status == 0 and "4 runs, 0 missing" in said
+    before_runs, _, of_arm = said.partition("norm=layer ")
+    assert "~" not in before_runs and "~" in of_arm
+    assert "2 seeds; a word about a difference needs 5" in said
+
+
+def test_plan_of_each_setting_is_checked_once_and_totals_all(tiny_run, capsys):
+    base = [text for text in tiny_run() if not text.startswith("model.n_layers")]
+    settings = ["settings.one=model.n_layers=1", "settings.two=model.n_layers=2"]
+    status, said = plan(capsys, "mine", "vary.norm=layer", "seeds=0-4", *settings, *base)
+    assert status == 0 and "20 runs, 20 missing" in said
+    assert said.count("early training") == 1 and "one: model.n_layers=1" in said

@@ -131,6 +131,10 @@ def _notes(planned: Planned) -> list[str]:
         check_passes(base, text or cost.tokens)
     except ConfigError as error:
         lines.append(f"FAIL     {error.problem}; try {error.fix}")
+    for config in planned.configs.values():
+        for note in config.resolved.notes:
+            if " also changes " in note and note not in base.resolved.notes:
+                lines.append(f"note     {note}")
     for arm, overrides in study.arms.items():
         if texts := lost(study.baseline, overrides):
             lines.append(f"note     {arm} drops {', '.join(texts)} of the baseline; write it in the arm to keep it")

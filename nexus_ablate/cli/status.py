@@ -66,7 +66,8 @@ def run(words: list[str], flags: Flags) -> int:
             lines, missing = read_lines(dirs)
             bad = [Text(printable(trouble)) for trouble in troubles(lines)[-3:]]
             rows = max(4, console.size.height - 6 - 2 * len(bad))
-            live.update(Group(table(lines, console.width, rows), *bad, Text(summary(lines, missing))), refresh=True)
+            shown = [table(lines, console.width, rows)] if lines else []
+            live.update(Group(*shown, *bad, Text(summary(lines, missing))), refresh=True)
             if not missing and not any(line.state in LIVE for line in lines):
                 return OK
             time.sleep(WATCH_SECONDS)

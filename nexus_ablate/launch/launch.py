@@ -111,6 +111,7 @@ def plan(study: Study, launch_overrides: Sequence[str], add_seeds: int = 0) -> P
     launch = [*launch_overrides]
     runs_dir = runs_dir_of(launch)
     folder = runs_dir / study.folder_name
+    _refuse_other_settings(study, runs_dir)
     launched = load(folder)
     if launched is None and add_seeds:
         raise ConfigError("this study has not been launched", str(folder), "the same command without --add-seeds")
@@ -126,6 +127,20 @@ def plan(study: Study, launch_overrides: Sequence[str], add_seeds: int = 0) -> P
         made = jobs(study, configs, runs_dir, launch)
     refuse_other_runs(study, made)
     return Planned(replace(study, source=source_hash()), configs, folder, made)
+
+
+def _refuse_other_settings(study: Study, runs_dir: Path) -> None:
+    """Refuse a study that was launched with other settings, or with some where it has none now.
+
+    Raises:
+        ConfigError: It was.
+    """
+    for folder in [runs_dir / study.name, *sorted(runs_dir.glob(f"{study.name}@*"))]:
+        launched = load(folder)
+        if launched is not None and [*launched.settings] != [*study.settings]:
+            problem = f"study {study.name} was launched with other settings, and a launched study is fixed"
+            former, now = (", ".join(names) or "none" for names in (launched.settings, study.settings))
+            raise ConfigError(problem, f"{former} -> {now}", another_name(study))
 
 
 def _continued(study: Study, launched: Study) -> Study:

@@ -53,33 +53,36 @@ def study_of(overrides: list[str]) -> tuple[Study, list[str]]:
     launch_overrides = [assignments.pop(key)[0] for key in how if key != "experiment"]
     name = compose(assignments.pop("experiment")).experiment if "experiment" in given else ""
     varied = {key: texts for key, texts in assignments.items() if given[key].is_sweep}
-    shared = [text for key, texts in assignments.items() if key not in varied for text in texts]
-    combinations = [[*combination] for combination in itertools.product(*varied.values())]
+    single = [text for key, texts in assignments.items() if key not in varied for text in texts]
+    # keys of a swept option stay with each of its values
+    beside = [text for text in single if key_of(text).partition(".")[0] in varied]
+    shared = [text for text in single if text not in beside]
+    combinations = [[*combination, *beside] for combination in itertools.product(*varied.values())]
     if not combinations:  # of a glob that matches nothing
         raise ConfigError("a multirun has no run", "no combination", EXAMPLE)
-    baseline = _baseline(shared, combinations)
+    baseline = _baseline(single, shared, combinations)
     arms = {}
     for combination in combinations:
         if combination != baseline:
-            arms[_named(combination)] = combination
+            arms[_named(combination[: len(varied)])] = combination
     if not name:
         swept_keys = {key: given[key].typed for key in varied}
         name = arm_name(swept_keys or {key_of(text): text.partition("=")[2] for text in shared})
-    is_default = _key(shared) == _key([*shared, *baseline])
-    study = Study(name=name, baseline=shared if is_default else merged(shared, baseline), arms=arms, seeds=seeds)
+    if _key(single) != _key([*shared, *baseline]):
+        single = merged(shared, baseline)
+    study = Study(name=name, baseline=single, arms=arms, seeds=seeds)
     return replace(study, multirun=True), launch_overrides
 
 
-def _baseline(shared: list[str], combinations: list[list[str]]) -> list[str]:
-    """The combination that changes nothing of what all share, else the first one that can be run."""
-    keys = {}
+def _baseline(single: list[str], shared: list[str], combinations: list[list[str]]) -> list[str]:
+    """The combination that changes nothing of what all of them set, `single`, else the first one that can be run."""
+    keys: dict[str, list[str]] = {}
     for combination in combinations:
-        key = _key([*shared, *combination])
-        if key:
-            keys.setdefault(key, combination)
+        keys.setdefault(_key([*shared, *combination]), combination)
+    keys.pop("", None)
     if not keys:
         compose([*shared, *combinations[0]])  # raises the reason
-    return keys.get(_key(shared), next(iter(keys.values())))
+    return keys.get(_key(single), next(iter(keys.values())))
 
 
 def _key(overrides: list[str]) -> str:

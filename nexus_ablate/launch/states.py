@@ -95,12 +95,12 @@ def read_lines(dirs: Iterable[Path]) -> tuple[list[Line], int]:
 
 def _missing(folder: Path, lines: list[Line]) -> int:
     """How many runs a study plans that have no directory yet; 0 for a folder that is no study."""
-    study = load(folder)
+    place = Path(os.path.abspath(folder))  # `..` has no name of its own
+    study = load(place)
     if study is None:
         return 0
     arms = 1 + len(study.arms) + len(WORTH_ARMS) * study.worth
     planned = arms * max(1, len(study.rates(1.0))) * len(study.seeds)
-    place = Path(os.path.abspath(folder))
     begun = {(line.folder, line.seed) for line in lines if Path(os.path.abspath(line.path)).parents[1] == place}
     return max(0, planned - sum(seed in study.seeds for _, seed in begun))
 
