@@ -404,3 +404,16 @@ def test_a_project_on_wandb_that_cannot_be_judged_is_three_lines(wandb_server, t
 )
 def test_a_port_that_has_the_digits_of_a_refusal_is_none(message, refused):
     assert bool(REFUSAL.search(message)) == refused
+
+
+# ------------------------------------------------------------------------------------------------------------ its page
+
+PAGE = (Path(__file__).parent.parent / "docs/judging_other_runs.md").read_text()
+WORKED = re.findall(r"^```csv (\S+)\n(.*?)^```\n\n    nexus-ablate judge (.*?)\n\n> (.*?)$", PAGE, re.M | re.S)
+
+
+@pytest.mark.parametrize(("name", "rows", "words", "answer"), WORKED, ids=[row[0] for row in WORKED])
+def test_each_table_of_the_page_gets_the_answer_that_the_page_states(name, rows, words, answer, typed):
+    Path(name).write_text(rows)
+    assert typed(*shlex.split(words))["answer"] == answer
+    assert len(WORKED) == 3
