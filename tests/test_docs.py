@@ -29,10 +29,8 @@ LINE = re.compile(r"^(?: {4}|\$ )(?P<command>nexus-ablate .*?)(?: {2,}.*)?$", re
 SPAN = re.compile(r"`(?P<command>nexus-ablate [^\s`]+ [^`\n]+)`")
 PLACEHOLDER = re.compile(r"(?<![\w/.])[A-Z][A-Z_]+(?![\w.])|\.\.\.|/path/|path/to")
 """`DIR`, `KEY=VALUE`, `...`: a form and no command."""
-TUTORIAL = (ROOT / "docs/tutorial.md").read_text()
-JUDGING = (ROOT / "docs/judging_other_runs.md").read_text()
-(RECORDS,) = re.findall(r"^```csv\n(.*?)^```$", JUDGING, re.M | re.S)
-(TUTORIAL_STUDY,) = re.findall(r"^```yaml\n(.*?)^```$", TUTORIAL, re.M | re.S)
+FILE = re.compile(r"^```\w+ (?P<name>\S+)\n(?P<text>.*?)^```$", re.M | re.S)
+"""A file of a page: its name stands behind the language."""
 SIZES = {
     "vocab_size": 256,
     "hidden_size": 16,
@@ -56,11 +54,11 @@ def commands() -> list[str]:
 
 
 @pytest.fixture
-def desk(request, tmp_path, monkeypatch):
-    """A folder with the texts, runs and studies that the pages speak of; nothing is trained."""
-    from nexus_ablate.execution import launch
-    from nexus_ablate.execution.local_pool import LocalPool
-    from nexus_ablate.execution.slurm import Slurm
+def desk(tmp_path, monkeypatch):
+    """A folder with the texts, tables and files that the pages speak of; nothing is trained."""
+    from nexus_ablate.launch import launch
+    from nexus_ablate.launch.local import LocalPool
+    from nexus_ablate.launch.slurm import Slurm
     from nexus_ablate.training import evaluation, session
 
     monkeypatch.chdir(tmp_path)
@@ -71,43 +69,40 @@ def desk(request, tmp_path, monkeypatch):
     documents.to_json(tmp_path / "notes.jsonl", orient="records", lines=True)
     documents.to_csv(tmp_path / "reviews.csv", index=False)
     documents.to_parquet(tmp_path / "corpus.parquet")
-    (tmp_path / "muon.yaml").write_text(TUTORIAL_STUDY)
-    (tmp_path / "records.csv").write_text(RECORDS)
-    logs = [(arm, seed, step, 3.4 - step / 1e5 - seed / 1e3) for arm in ("baseline", "muon") for seed in (0, 1)
-            for step in (0, 30_000)]  # fmt: skip
-    pd.DataFrame(logs, columns=["arm", "seed", "step", "val_loss"]).to_csv(tmp_path / "logs.csv", index=False)
-    for name in ("runs.csv", *(["norms.csv"] if "judge norms.csv" in request.node.name else [])):
-        rows = (("baseline", 0, 2.0), ("baseline", 1, 2.1), ("new", 0, 1.9), ("new", 1, 1.95))
-        lines = [f"{arm},{seed},{loss},3e-3,100,1" for arm, seed, loss in rows]
-        (tmp_path / name).write_text("\n".join(["arm,seed,val_loss,rate,tokens,seconds", *lines, ""]))
+    for page in PAGES:
+        for match in FILE.finditer(page.read_text()):
+            (tmp_path / match["name"]).write_text(match["text"])
+    rows = (("baseline", 0, 2.0), ("baseline", 1, 2.1), ("new", 0, 1.9), ("new", 1, 1.95))
+    lines = [f"{arm},{seed},{loss},3e-3,100,1" for arm, seed, loss in rows]
+    (tmp_path / "runs.csv").write_text("\n".join(["arm,seed,val_loss,rate,tokens,seconds", *lines, ""]))
     for name, config in PUBLISHED.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(config))
-    trained = []
-
-    def train(config, *_, **__):
-        trained.append(config)
-        return session.Outcome(0, tmp_path, {"val_loss": 1.0})
 
     def run(_, jobs, progress):
-        trained.extend(job.config for job in jobs)
-        return progress.statuses.update({job.path: 0 for job in jobs}) or ""
+        progress.statuses |= {job.path: 0 for job in jobs}
+        return ""
 
-    monkeypatch.setattr(session, "train", train)
+    monkeypatch.setattr(session, "train", lambda *_, **__: session.Outcome(0, tmp_path, {"val_loss": 1.0}))
     monkeypatch.setattr(LocalPool, "run", run)
     monkeypatch.setattr(Slurm, "check", lambda _: None)
     monkeypatch.setattr(Slurm, "run", run)
     monkeypatch.setattr(evaluation, "evaluate", lambda path, names: {name: {"not_defined": "here"} for name in names})
-    monkeypatch.setattr(launch, "launch", lambda request, *_, **__: trained.append(launch.Runs.of(request)) or 0)
     monkeypatch.setattr(launch, "check_passes", lambda *_: None)  # its text is short
-    studies = "scratch rates mine notebook first_look muon imported gqa_sizes qk_rate".split()
-    for study in {"norms", *(name for name in studies if name in request.node.name)}:
-        writer = Writer(tmp_path / "runs", study)
+
+
+def with_what_it_needs(words: list[str], place: Path) -> None:
+    """Make the study that a command continues, or the runs that it reads; a command that launches begins with none."""
+    if words[0] in ("study", "plan"):
+        if words[1] == "mine" and "vary." not in " ".join(words):
+            assert main(["study", "mine", "vary.norm=layer", "model=femto"]) == 0
+        return
+    if words[0] not in ("compare", "status", "show", "sample", "evaluate", "sync"):
+        return
+    for study in ("norms", "norms_micro", "first_look", "mine", "rates", "scratch", "imported"):
+        writer = Writer(place / "runs", study)
         writer.arm(losses=[2.0, 2.01, 1.99, 2.0, 2.02])
         writer.arm("norm=layer", losses=[2.1, 2.12, 2.09, 2.11, 2.12])
-        if study == "mine":
-            writer.plan(("norm=layer",), baseline=["train.tokens=3932160"])
-    return trained
 
 
 def test_the_pages_have_commands():
@@ -127,11 +122,12 @@ COMMANDS = [pytest.param(c, marks=pytest.mark.slow) if LONG.search(c) else c for
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_of_the_documentation_runs(command, desk, capsys, monkeypatch, tmp_path):
-    # Hydra's launchers are plugins that a user installs, and GPUs are the user's; the runs are the same
-    command = re.sub(r" (--launcher (joblib|ray)|\+?hydra[/.]launcher[=.]\S+|--workers-per-gpu \d)", "", command)
+    # Hydra's launchers are plugins that a user installs; the runs are the same
+    command = re.sub(r" (--launcher (joblib|ray)|\+?hydra[/.]launcher[=.]\S+)", "", command)
     words = shlex.split(command.replace("--seconds 20", ""))[1:]
     if words[0] == "bench":
         words += ["--only", "rms,layer"] * (words[1] == "norm") + ["--seconds", "0.1"]
+    with_what_it_needs(words, tmp_path)
     if {"sync", "dashboard", "--wandb"} & set(words):
         with serving_alone(tmp_path, monkeypatch):
             assert main(words) == 0, capsys.readouterr().err
@@ -167,7 +163,7 @@ def test_the_page_of_options_and_the_tables_of_measures_are_those_of_the_code():
 
 
 NUMBERS = {
-    "default_run.png": ("tutorial.md", r"validation loss ([\d.]+)"),
+    "default_run.png": ("command_line.md", r"validation loss ([\d.]+)"),
     "first_look.png": ("../README.md", r" ([-+]0\.\d+)"),
     "coordcheck_mup.png": ("learning_rate_transfer.md", r"([-+]\d\.\d+)"),
     "coordcheck_sp.png": ("learning_rate_transfer.md", r"([-+]\d\.\d+)"),
@@ -211,16 +207,19 @@ def test_the_documentation_has_every_exit_status():
 
 
 @pytest.mark.slow
-def test_the_tutorial_ends_in_the_verdict_that_it_shows(tmp_path):
-    (tmp_path / "muon.yaml").write_text(TUTORIAL_STUDY)
+@pytest.mark.long
+def test_the_tutorial_ends_in_the_verdicts_that_it_shows(tmp_path):
+    tutorial = (ROOT / "docs/tutorial.md").read_text()
+    (tmp_path / "mine.yaml").write_text(next(FILE.finditer(tutorial))["text"])
+    (text,) = re.findall(r"python3 -c \"(.*)\" > book.txt", tutorial)
+    with (tmp_path / "book.txt").open("w") as book:
+        subprocess.run([sys.executable, "-c", text], stdout=book, check=True)
     printed = ""
     environment = {**os.environ, "NEXUS_ABLATE_CACHE": str(tmp_path / "cache")}
-    for words in ("study muon.yaml", "compare runs/muon"):
+    for words in ("study mine.yaml", "compare mine"):
         command = [sys.executable, "-m", "nexus_ablate", *words.split()]
-        ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900, env=environment)
+        ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=1800, env=environment)
         assert ended.returncode == 0, ended.stderr
         printed += ended.stdout + ended.stderr
-    queued = re.compile(r"^\d+ runs queued", re.M)
-    assert queued.findall(printed) == queued.findall(TUTORIAL) == ["24 runs queued", "30 runs queued", "5 runs queued"]
-    row = re.compile(r"^optim=muon +(\S.*?) +-0\.\d{4} ", re.M)
-    assert row.findall(printed) == row.findall(TUTORIAL) == ["BETTER (early training)"]
+    row = re.compile(r"^(layernorm|no-positions) +([A-Z]+)", re.M)
+    assert row.findall(printed) == row.findall(tutorial.partition("## 5")[2]) != []
