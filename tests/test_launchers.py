@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib.util
-import multiprocessing
 import os
 import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from nexus_ablate import errors, gpus
+from nexus_ablate import errors
 from nexus_ablate.cli import main
 from nexus_ablate.config.compose import compose
-from nexus_ablate.execution import hydra_launcher, local_pool
-from nexus_ablate.execution.worker import JobResult
+from nexus_ablate.launch import hydra, local
+from nexus_ablate.launch.worker import JobResult
 from nexus_ablate.runs import find_runs, read_run
-from nexus_ablate.training import device
 from tests.test_study_queue import nexus, rows, start
 from tests.trial_norm import BAD, WORDS, write_plugin
 
@@ -85,7 +81,7 @@ def test_of_twenty_jobs_the_good_ones_finish_and_the_bad_ones_are_listed(
     requested, sweep = range(20), ",".join(map(str, range(20)))
     if launcher == "queue":
         base = [text for text in tiny_run("norm=trial", "train.steps=6") if text != "train.threads=1"]
-        arguments = ["study", "mine", f"vary.norm.part={sweep}", "seeds=0", *base, "--workers", "2"]
+        arguments = ["study", "mine", f"vary.norm.part={sweep}", "seeds=[0]", *base, "--workers", "2"]
     else:
         arguments = ["-m", *tiny_run("norm=trial", "train.steps=6"), f"norm.part={sweep}", *launched_by(launcher)]
     done = nexus(arguments, plugin, cwd=tmp_path)
@@ -95,8 +91,8 @@ def test_of_twenty_jobs_the_good_ones_finish_and_the_bad_ones_are_listed(
 @pytest.mark.slow
 def test_without_a_process_apart_a_bad_run_takes_the_launcher_with_it(tiny_run, plugin, tmp_path):
     code = (
-        "import sys\nfrom nexus_ablate.execution import local_pool\n"
-        "local_pool.Worker.train = lambda self, task, *_: task.train()\n"
+        "import sys\nfrom nexus_ablate.launch import local\n"
+        "local.Worker.train = lambda self, task, *_: task.train()\n"
         "from nexus_ablate.cli import main\nsys.exit(main(sys.argv[1:]))"
     )
     arguments = ["--plugin", plugin, "-m", *tiny_run("norm=trial", "train.steps=4"), "norm.part=11,0", "--workers", "1"]
@@ -117,9 +113,7 @@ def test_joblib_trains_as_basic_does_and_two_at_a_time(tiny_run, tmp_path):
 
 def test_a_launcher_finds_a_folder_with_an_apostrophe(tiny_run, tmp_path, monkeypatch):
     places = []
-    monkeypatch.setattr(
-        hydra_launcher, "train_apart", lambda task: places.append(task.overrides) or JobResult(errors.OK)
-    )
+    monkeypatch.setattr(hydra, "train_apart", lambda task: places.append(task.overrides) or JobResult(errors.OK))
     (tmp_path / "bob's").mkdir()
     monkeypatch.chdir(tmp_path / "bob's")
     words = [text for text in tiny_run() if not text.startswith("runs_dir")]
@@ -129,8 +123,8 @@ def test_a_launcher_finds_a_folder_with_an_apostrophe(tiny_run, tmp_path, monkey
 
 
 def test_after_a_signal_a_launcher_begins_no_further_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(hydra_launcher, "_stopped_by", "SIGTERM")
-    result = hydra_launcher.train_apart(SimpleNamespace())
+    monkeypatch.setattr(hydra, "_stopped_by", "SIGTERM")
+    result = hydra.train_apart(SimpleNamespace())
     assert result == JobResult(errors.PREEMPTED, "not started, because of SIGTERM")
 
 
@@ -140,7 +134,7 @@ def test_a_closed_terminal_ends_a_launcher_unless_nohup_ignores_it(tiny_run, mon
         signal.raise_signal(signal.SIGHUP)
         return JobResult(errors.OK)
 
-    monkeypatch.setattr(hydra_launcher, "train_apart", trained)
+    monkeypatch.setattr(hydra, "train_apart", trained)
     before = signal.signal(signal.SIGHUP, handler)
     try:
         assert main(["-m", *tiny_run(), "norm=rms,layer", *launched_by("joblib"), "hydra.launcher.n_jobs=1"]) == status
@@ -164,9 +158,9 @@ def test_a_signal_saves_the_run_of_a_multirun_and_the_same_command_resumes(tiny_
 
 def test_a_worker_whose_peak_memory_cannot_be_reset_trains_one_run(monkeypatch):
     left = []
-    monkeypatch.setattr(local_pool, "reset_peak_memory", lambda: False)
-    monkeypatch.setattr(local_pool.connection, "wait", lambda *_: True)
-    worker = local_pool.Worker()
+    monkeypatch.setattr(local, "reset_peak_memory", lambda: False)
+    monkeypatch.setattr(local.connection, "wait", lambda *_: True)
+    worker = local.Worker()
     worker._process = SimpleNamespace(is_alive=lambda: True, sentinel=None, join=lambda: left.append("joined"))
     worker._pipe = SimpleNamespace(send=lambda _: 0, poll=lambda: True, recv=lambda: JobResult(0), close=lambda: 0)
     assert worker.train(SimpleNamespace(), lambda: False).status == 0
@@ -187,7 +181,7 @@ def study_of(tiny_run, *overrides):
 def test_the_runs_of_a_study_are_the_same_by_a_launcher_and_by_the_queue(tiny_run, tmp_path, launcher):
     by_launcher = ["--launcher", launcher, *settings_of(launcher)]
     base = [text for text in tiny_run() if not text.startswith("runs_dir=")]
-    study = ["study", "mine", "vary.norm=layer", "seeds=0", "lr_grid=1e-3,2e-3", *base]
+    study = ["study", "mine", "vary.norm=layer", "seeds=0,1", "lr_grid=1e-3,2e-3,4e-3", *base]
     done = nexus([*study, "runs_dir=launched", *by_launcher], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert nexus([*study, "runs_dir=queued", "--workers", "1"], cwd=tmp_path).returncode == 0
@@ -195,7 +189,7 @@ def test_the_runs_of_a_study_are_the_same_by_a_launcher_and_by_the_queue(tiny_ru
     assert [path.relative_to(tmp_path / "launched") for path in runs] == [
         path.relative_to(tmp_path / "queued") for path in find_runs([tmp_path / "queued"])
     ]
-    assert len(runs) >= 8 + 6, "tuning runs, and those at the best rate and beside it"
+    assert len(runs) == 2 * 2 * 3, "each seed at each rate"
     for path in runs:
         assert rows(path) == rows(tmp_path / "queued" / path.relative_to(tmp_path / "launched"))
         assert (read_run(path).env or {})["launcher"] == launcher
@@ -241,9 +235,9 @@ def test_a_run_that_its_launcher_could_not_start_says_why():
     job = SimpleNamespace(state=lambda: ("missing", ""), exit_status=errors.PREEMPTED)
     failed = JobReturn(status=JobStatus.FAILED)
     failed.return_value = ValueError("no such node")
-    result = hydra_launcher.result_from(job, failed)
+    result = hydra.result_from(job, failed)
     assert result.status == errors.BUG and "never started: ValueError: no such node" in result.reason
-    assert hydra_launcher.result_from(job, None) == JobResult(errors.PREEMPTED, "not started")
+    assert hydra.result_from(job, None) == JobResult(errors.PREEMPTED, "not started")
 
 
 # ------------------------------------------------------------------------------------------------ killed drivers (R9)
@@ -303,61 +297,15 @@ def test_a_launcher_that_is_not_installed_is_named_with_its_package(
     assert "try: pip install 'hydra-ray-launcher'" in capsys.readouterr().err
 
 
-# ------------------------------------------------------------------------------------------------------ whose GPU it is
+def test_the_processes_of_a_launcher_take_the_gpus_in_turn(monkeypatch):
+    from hydra.core.hydra_config import HydraConfig
 
-
-@pytest.fixture
-def leased(tmp_path, monkeypatch):
-    """Processes that each take a GPU of a list that is faked, and hold it until they are killed."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(device, "_leases", [])  # a process that is forked has those of this one
-    forking, held = multiprocessing.get_context("fork"), []
-
-    def take(visible="0,1", locked=True, **variables):
-        ours, theirs = forking.Pipe()
-
-        def hold():
-            os.environ.update({"CUDA_VISIBLE_DEVICES": visible} | variables)
-            if not locked:
-                fcntl.flock = lambda *_: None
-            device.lease_gpu()
-            theirs.send(os.environ["CUDA_VISIBLE_DEVICES"])
-            time.sleep(600)
-
-        held.append(forking.Process(target=hold))
-        held[-1].start()
-        return ours.recv(), held[-1]
-
-    yield take
-    for process in held:
-        process.kill()
-        process.join()
-
-
-def test_processes_spread_over_the_gpus_and_share_when_there_are_no_more(leased):
-    assert [leased()[0] for _ in range(5)] == ["0", "1", "0", "1", "0"]
-
-
-def test_a_lease_ends_with_its_process_however_that_ends(leased):
-    first, process = leased("2,GPU-a/b")
-    assert first == "2"
-    assert leased("2,GPU-a/b")[0] == "GPU-a/b"
-    process.kill()
-    process.join()
-    assert leased("2,GPU-a/b")[0] == "2"
-
-
-def test_a_process_that_sees_one_gpu_lets_the_others_know(leased):
-    assert leased("1")[0] == "1"
-    assert leased("1,3")[0] == "3"
-
-
-def test_without_the_lock_every_process_would_take_the_first(leased):
-    assert [leased(locked=False)[0] for _ in range(3)] == ["0", "0", "0"]
-
-
-def test_torchrun_and_machines_without_gpus_are_left_alone(leased, monkeypatch):
-    assert leased(LOCAL_RANK="1")[0] == "0,1"
-    assert leased("")[0] == ""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", " 3 ,,-1")
-    assert gpus.visible_gpus() == ["3"]
+    taken = []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    monkeypatch.setattr(hydra, "train_apart", lambda task: taken.append(hydra._worker.gpu))
+    for number in (0, 1, 2):
+        current = SimpleNamespace(job=SimpleNamespace(num=number), overrides=SimpleNamespace(task=[]))
+        monkeypatch.setattr(HydraConfig, "get", lambda current=current: current)
+        monkeypatch.setattr(hydra._worker, "gpu", "")
+        hydra.train_current({(): None}, SimpleNamespace(train=SimpleNamespace(device="auto")))
+    assert taken == ["2", "5", "2"]

@@ -19,28 +19,23 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import yaml
 
 from nexus_ablate import errors
 from nexus_ablate.cli import main
-from nexus_ablate.comparison import claim
-from nexus_ablate.comparison.claim import Requirement
+from nexus_ablate.config import compose as compose_module
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.plugins import VARIABLE as PLUGINS
-from nexus_ablate.execution import slurm as slurm_module
-from nexus_ablate.execution import slurm_job
-from nexus_ablate.execution.launch import launch
-from nexus_ablate.execution.multirun import job_of
-from nexus_ablate.execution.run_states import Watcher
-from nexus_ablate.execution.slurm import Slurm
-from nexus_ablate.execution.slurm_job import REQUEUES, SlurmTask
-from nexus_ablate.execution.slurm_queue import ENDED
-from nexus_ablate.execution.state_table import summary
-from nexus_ablate.execution.worker import Task
-from nexus_ablate.planning.jobs import Runs
+from nexus_ablate.data import fingerprint_of
+from nexus_ablate.launch import slurm as slurm_module
+from nexus_ablate.launch import slurm_job
+from nexus_ablate.launch.jobs import Job
+from nexus_ablate.launch.launch import launch, plan
+from nexus_ablate.launch.slurm import ENDED, REQUEUES, Slurm, entries_of
+from nexus_ablate.launch.slurm_job import SlurmTask
+from nexus_ablate.launch.worker import Task
 from nexus_ablate.provenance import source_hash
-from nexus_ablate.runs import find_runs, read_run
-from nexus_ablate.study.definition import read_request
+from nexus_ablate.runs import find_runs, read_run, run_path
+from nexus_ablate.study.definition import read_study
 from nexus_ablate.training import session
 from nexus_ablate.training.session import train
 from tests.faults.test_secrets import ENVIRONMENT, TYPED, traces
@@ -58,6 +53,14 @@ WITH_SLURM = pytest.mark.skipif(
 
 
 # ------------------------------------------------------------------------------------- one job, and a SLURM that is not
+
+
+def task_of(overrides):
+    """The task of one run."""
+    config = compose(overrides)
+    identity = session.identity_of(config, fingerprint_of(config.data, config.model.context))
+    path = run_path(config.runs_dir, config.experiment, "mine", config.seed, identity)
+    return Task.of(Job("mine", config.seed, None, "mine", path, overrides, config), {})
 
 
 @pytest.fixture
@@ -87,8 +90,8 @@ def job(tiny_run, tmp_path, monkeypatch):
 
         def submit(self, *overrides, minutes=60, time_outs=REQUEUES, source=None):
             self.overrides = tiny_run(*overrides)
-            task = Task.of(job_of(self.overrides, "mine", ""), {})
-            task = replace(task, arm="mine", source=source or task.source)
+            task = task_of(self.overrides)
+            task = replace(task, source=source or task.source)
             delayed = DelayedSubmission(SlurmTask(task, folder))
             delayed.set_timeout(minutes, time_outs)
             delayed.dump(folder / "7_3_submitted.pkl")
@@ -182,20 +185,30 @@ def test_a_cancelled_job_is_saved_and_does_not_come_back(job, slowly):
     assert "its job as cancelled" in job.answer()["reason"]
 
 
-@pytest.mark.parametrize("where", ["prepare", "evaluate"])
+@pytest.mark.parametrize("where", ["compose", "load a plugin", "prepare", "evaluate"])
 def test_a_signal_before_or_after_training_puts_the_job_back_too(job, monkeypatch, where):
-    """While data is prepared there is no run yet; while a finished run is evaluated it is finished."""
+    """While data is prepared there is no run yet; while a finished run is evaluated it is finished.
+
+    What is interrupted while it composes, or while it loads a plugin, makes another error of the signal.
+    """
     once = []
+    places = {"compose": (compose_module, "compose"), "load a plugin": (session, "plugins_used")}
+    module, name = places.get(where, (session, where))
 
     def stopped(*arguments, **keywords):
         if not once:
             once.append(where)
-            signal.raise_signal(signal.SIGUSR2)
+            try:
+                signal.raise_signal(signal.SIGUSR2)
+            except errors.Preempted as error:
+                if where not in places:
+                    raise
+                raise ValueError("the library's own") from error
         return kept(*arguments, **keywords)
 
-    kept = getattr(session, where)
-    monkeypatch.setattr(session, where, stopped)
     job.submit("evals=[quantization]")
+    kept = getattr(module, name)
+    monkeypatch.setattr(module, name, stopped)
     assert job.start() == -1
     assert job.requeues == ["7_3"]
     assert job.start(1) == 0
@@ -229,7 +242,7 @@ def test_a_queued_run_refuses_code_that_it_was_not_submitted_with(job):
 
 def test_a_queued_run_refuses_data_that_it_was_not_submitted_with(job, tmp_path):
     job.submit()
-    task = replace(Task.of(job_of(job.overrides, "mine", ""), {}), path=tmp_path / "runs" / "s0-00000000")
+    task = replace(task_of(job.overrides), path=tmp_path / "runs" / "s0-00000000")
     answer = slurm_job.train_in_job(task)
     assert answer.status == errors.CONFIG
     assert "options, data or plugin changed" in answer.reason
@@ -259,14 +272,19 @@ def fake_slurm(tmp_path, monkeypatch):
     return SimpleNamespace(queue=squeue, scripts=scripts, tried=tmp_path / "tried")
 
 
-def request(tiny_run, *more):
-    return read_request(["mine", "vary.norm=layer", *(t for t in tiny_run() if t != "train.threads=1"), *more])
+def study(tiny_run, *more):
+    """The study and the launch overrides of `mine`."""
+    return read_study(["mine", "vary.norm=layer", *(t for t in tiny_run() if t != "train.threads=1"), *more])
+
+
+def folder(requested):
+    return plan(*requested).folder
 
 
 def test_what_slurm_is_asked_for(tiny_run, fake_slurm):
     backend = Slurm("gpu", time=30, mem_gb=3, cpus=2, parallel=5, sbatch={"account": "mine"})
     backend.check()
-    assert launch(request(tiny_run, "seeds=0,1"), backend) == 0
+    assert launch(*study(tiny_run, "seeds=0,1"), backend) == 0
     lines = {line for line in fake_slurm.scripts.read_text().splitlines() if line.startswith("#SBATCH")}
     for setting in ("partition=gpu", "gres=gpu:1", "time=30", "mem=3GB", "cpus-per-task=2", "account=mine"):
         assert f"#SBATCH --{setting}" in lines
@@ -275,176 +293,148 @@ def test_what_slurm_is_asked_for(tiny_run, fake_slurm):
     assert "--partition=gpu" in fake_slurm.tried.read_text(), "tried out without a job"
 
 
+SETTINGS = (
+    ("partition=low", "--partition=low"),
+    ("timeout_min=5", "--time=5"),
+    ("mem_gb=2", "--mem=2G"),
+    ("cpus_per_task=1", "--cpus-per-task=1"),
+    ("gres=gpu:2", "--gres=gpu:2"),
+    ("qos=high", "--qos=high"),
+    ("tasks_per_node=1", "--ntasks-per-node=1"),
+    ("additional_parameters.reservation=r", "--reservation=r"),
+)
+
+
+@pytest.mark.parametrize(("setting", "option"), SETTINGS)
+def test_a_setting_of_hydra_s_submitit_launcher_is_the_option_of_sbatch(setting, option, fake_slurm, tiny_run):
+    words = ["-m", *tiny_run(), "norm=rms,layer", "hydra/launcher=submitit_slurm", f"hydra.launcher.{setting}"]
+    assert main(words) == 0
+    assert option in fake_slurm.tried.read_text().split()
+
+
 def test_nothing_that_is_queued_or_done_is_submitted_again_and_what_slurm_forgot_is(tiny_run, fake_slurm, capsys):
-    requested = request(tiny_run, "seeds=0,1")
-    assert launch(requested, Slurm()) == 0
-    states = ["1_0|PENDING|Priority", "1_1|RUNNING|None", "1_2|CANCELLED|None"]
+    requested = study(tiny_run, "seeds=0,1")
+    assert launch(*requested, Slurm()) == 0
+    states = ["1_0|PENDING", "1_1|RUNNING", "1_2|CANCELLED"]
     fake_slurm.queue.write_text("\n".join(states) + "\n")
     capsys.readouterr()
-    assert launch(requested, Slurm()) == 0
+    assert launch(*requested, Slurm()) == 0
     said = capsys.readouterr().err
     assert "2 runs submitted as SLURM job 2 (array of 2), 2 already in the queue" in said, said
-    lines = {(line.arm, line.seed): line for line in Watcher().lines([requested.directory])}
-    assert (lines["baseline", 0].state, lines["baseline", 0].job) == ("queued", "1_0")
-    assert (lines["norm=layer", 0].state, lines["norm=layer", 0].job) == ("starting", "1_1")
-    assert "1 queued (Priority)" in summary(list(lines.values()))
-    assert lines["baseline", 1].state == "lost", "the new job of this run is unknown to this squeue"
-
-
-def test_runs_of_other_code_are_submitted_again_only_when_asked_for(tiny_run, fake_slurm, checkout, tmp_path, capsys):
-    requested = request(tiny_run, "seeds=0", "train.steps=2")
-    for job in Runs.of(requested).claims:
-        train(compose([*job.overrides, "train.threads=1"]), quiet=True, arm=job.arm)
-    checkout.edit("nexus_ablate/axes/norm.py", "from __future__", "import math\nfrom __future__")
-    with pytest.raises(errors.ConfigError, match=r"other code: axes/norm\.py differs") as refused:
-        launch(requested, Slurm())
-    assert "--retrain" in refused.value.fix
-    assert not fake_slurm.scripts.exists() and not (requested.directory / "study.yaml").exists()
-    capsys.readouterr()
-    assert launch(requested, Slurm(), retrain=True) == 0
-    said = " ".join(capsys.readouterr().err.split())
-    assert "2 runs by other code are kept and trained again: axes/norm.py differs" in said
-    assert "2 runs submitted" in said
-    assert source_hash() in (requested.directory / "study.yaml").read_text()
+    assert main(["status", str(folder(requested))]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "no runs here; 4 missing"
 
 
 @pytest.mark.parametrize("locked", [True, False])
 def test_of_two_submissions_at_the_same_instant_one_submits_each_run_once(tiny_run, fake_slurm, monkeypatch, locked):
     """The second one begins while the first one has looked and not yet written down what it submitted."""
-    requested, statuses = request(tiny_run, "seeds=0"), []
+    requested, statuses = study(tiny_run, "seeds=0,1"), []
     kept = Slurm._submit
 
     def overtaken(*arguments):
         monkeypatch.setattr(Slurm, "_submit", kept)
         try:
-            statuses.append(launch(requested, Slurm()))
+            statuses.append(launch(*requested, Slurm()))
         except errors.AlreadyRunning as error:
             statuses.append(error.status)
-            assert "is being submitted" in error.problem
+            assert "is being launched" in error.problem
         return kept(*arguments)
 
     monkeypatch.setattr(Slurm, "_submit", overtaken)
     if not locked:
         monkeypatch.setattr(slurm_module, "take_lock", lambda *arguments: None)
-    statuses.append(launch(requested, Slurm()))
+    statuses.append(launch(*requested, Slurm()))
     assert statuses == ([errors.ALIVE, errors.OK] if locked else [errors.OK, errors.OK])
     assert fake_slurm.scripts.read_text().count("#!") == (1 if locked else 2)
 
 
-def test_jobs_are_not_submitted_through_a_link(tiny_run, fake_slurm, tmp_path):
-    requested = request(tiny_run, "seeds=0")
-    (tmp_path / "outside").mkdir()
-    requested.directory.mkdir(parents=True)
-    (requested.directory / ".slurm").symlink_to(tmp_path / "outside")
-    with pytest.raises(errors.StorageError, match=r"\.slurm"):
-        launch(requested, Slurm())
-    assert list((tmp_path / "outside").iterdir()) == []
-    assert not fake_slurm.scripts.exists()
-
-
-def test_tuning_comes_first_and_the_command_says_when_to_come_again(tiny_run, fake_slurm, capsys):
-    assert launch(request(tiny_run, "seeds=0", "lr_grid=1e-3,2e-3", "tuning_seeds=7,8"), Slurm()) == 0
-    said = " ".join(capsys.readouterr().err.split())
-    assert "8 runs submitted" in said, "two arms, each at two rates with two seeds"
-    assert "run the same command to train every arm at its best learning rate" in said
-
-
-@pytest.mark.parametrize("rate", [0.1, 0.3])
-def test_the_arms_are_submitted_when_the_baseline_has_shown_what_the_claim_requires(
-    tiny_run, fake_slurm, instant, capsys, tmp_path, monkeypatch, rate
-):
-    values = {"question": "q", "arms": ["norm=layer"], "claim": "c", "seeds": [0, 1]}
-    values["expects"] = [{"arm": "norm=layer", "val_loss": "lower"}]
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(values | {"requires": {"attn/sink_rate": ">= 0.2"}}))
-    requested = read_request([str(tmp_path / "mine.yaml"), *tiny_run()])
-    runs = Runs.of(requested)
-    assert launch(requested, Slurm()) == 0
-    said = " ".join(capsys.readouterr().err.split())
-    assert "2 runs submitted" in said and "run the same command for the other arms" in said
-    for job in runs.premise:
+def test_a_study_continued_by_slurm_submits_what_is_missing(tiny_run, fake_slurm, instant, capsys):
+    requested = study(tiny_run, "seeds=0,1", "lr_grid=1e-3,3e-3,9e-3")
+    jobs = plan(*requested).jobs
+    for job in jobs[:5]:
         instant.end(job, "finished")
-    requirement = Requirement("", f"the baseline's rate is {rate}", rate > 0.2, seeds=5)
-    monkeypatch.setattr(claim, "requirements_of", lambda comparison: [requirement])
-    assert launch(requested, Slurm()) == 0
+    assert launch(*requested, Slurm()) == 0
     said = " ".join(capsys.readouterr().err.split())
-    assert ("2 runs submitted" in said) == requirement.met
-    assert ("no other arm is trained: the baseline's rate is 0.1" in said) != requirement.met
-
-
-def test_a_command_submits_one_look_and_the_next_one_when_its_runs_have_ended(tiny_run, fake_slurm, instant, capsys):
-    instant.decided = {"norm=layer": 1}
-    requested = request(tiny_run, "vary.bias=on", "seeds.looks=2,3,4")
-    runs = Runs.of(requested)
-    jobs = {job.path: job for job in runs.deciding(runs.study.all_arms, range(4))}
-
-    def submitted():
-        before = set(requested.directory.glob(".slurm/*"))
-        assert launch(requested, Slurm()) == 0
-        for folder in set(requested.directory.glob(".slurm/*")) - before:
-            submitted = json.loads((folder / "submission.json").read_text())["jobs"].values()
-            return [jobs[requested.directory / run] for run in submitted], " ".join(capsys.readouterr().err.split())
-        return [], " ".join(capsys.readouterr().err.split())
-
-    first, said = submitted()
-    assert {(job.arm, job.seed) for job in first} == {(job.arm, job.seed) for job in jobs.values() if job.seed < 2}
-    assert "run the same command to judge the arms and submit the next look" in said
-    fake_slurm.queue.write_text("".join(f"1_{number}|PENDING|Priority\n" for number in range(len(first))))
-    assert "6 already in the queue" in submitted()[1], "nothing of the next look before this one has ended"
-    for job in first:
-        if job.of == "baseline":
-            instant.end(job, "finished")
-    assert "0 runs submitted, 4 already in the queue" in submitted()[1]
-    for job in first:
-        instant.end(job, "finished")
-    for number, seed in ((2, 2), (3, 3)):
-        further, said = submitted()
-        assert [(job.arm, job.seed) for job in further] == [("baseline", seed), ("bias=on", seed)]
-        assert f"look {number} of 3: 1 more seed for the undecided bias=on" in said
-        for job in further:
-            instant.end(job, "finished")
-    nothing, said = submitted()
-    assert not nothing
-    assert "norm=layer: 2 of at most 4 seeds, WORSE bias=on: 4 of at most 4 seeds, INCONCLUSIVE" in said
-    instant.end(further[0], "diverged")
-    assert launch(requested, Slurm()) == errors.DIVERGED
+    assert "7 runs submitted" in said and "then nexus-ablate compare" in said
+    for job in jobs:
+        instant.end(job, "diverged" if job is jobs[0] else "finished")
+    assert launch(*requested, Slurm()) == errors.DIVERGED
 
 
 def test_more_runs_than_an_array_holds_become_several(tiny_run, fake_slurm, capsys, monkeypatch):
     monkeypatch.setattr(slurm_module, "LONGEST_ARRAY", 3)
-    assert launch(request(tiny_run, "seeds=0,1"), Slurm()) == 0
+    assert launch(*study(tiny_run, "seeds=0,1"), Slurm()) == 0
     assert "4 runs submitted as SLURM job 1 (array of 3) and 2" in capsys.readouterr().err
 
 
-def test_status_works_while_slurm_does_not_answer(tiny_run, fake_slurm):
-    requested = request(tiny_run, "seeds=0")
-    launch(requested, Slurm())
-    (fake_slurm.queue).unlink()
-    lines = Watcher().lines([requested.directory])
-    (line,) = [line for line in lines if line.state == "unknown"]
-    assert "squeue does not answer" in line.reason
-    with pytest.raises(errors.UserError, match="squeue"):
-        launch(requested, Slurm())
+HANGS = (
+    ("sbatch", "--launcher slurm", "sbatch does not answer"),
+    ("squeue", "--launcher slurm", "squeue does not answer"),
+    ("sacct", "--launcher slurm", "sacct does not answer"),
+)
+
+
+@pytest.mark.parametrize(("command", "words", "problem"), HANGS)
+def test_a_slurm_that_hangs_ends_in_three_lines(
+    command, words, problem, tiny_run, fake_slurm, tmp_path, monkeypatch, capsys
+):
+    assert main(["study", "mine", "vary.norm=layer", "seeds=0,1", *tiny_run(), *words.split()]) == 0
+    capsys.readouterr()
+    (tmp_path / "bin" / command).write_text("#!/bin/sh\nexec sleep 60\n")
+    monkeypatch.setattr(slurm_module, "ANSWER_SECONDS", 0.5)
+    began = time.monotonic()
+    assert main(["study", "mine", "vary.norm=layer", "seeds=0,1", *tiny_run(), *words.split()]) == errors.CONFIG
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3 and problem in lines[0] and "no answer within 0.5 s" in lines[1]
+    assert time.monotonic() - began < 20
+
+
+def test_a_submission_that_hangs_is_ended(tiny_run, fake_slurm, tmp_path, monkeypatch, capsys):
+    text = '#!/bin/sh\n[ "$1" = --test-only ] || exec sleep 60\n'
+    (tmp_path / "bin" / "sbatch").write_text(text)
+    monkeypatch.setattr(slurm_module, "ANSWER_SECONDS", 1)
+    words = ["study", "mine", "vary.norm=layer", "seeds=0,1", *tiny_run(), "--launcher", "slurm"]
+    assert main(words) == errors.CONFIG
+    assert "SLURM did not take the jobs" in capsys.readouterr().err
+
+
+def test_a_controller_that_is_down_is_not_said_to_refuse_the_resources(tiny_run, fake_slurm, tmp_path, capsys):
+    text = "#!/bin/sh\necho 'sbatch: error: Unable to contact slurm controller (connect failure)' >&2; exit 1\n"
+    (tmp_path / "bin" / "sbatch").write_text(text)
+    words = ["study", "mine", "vary.norm=layer", "seeds=0,1", *tiny_run(), "--launcher", "slurm"]
+    assert main(words) == errors.CONFIG
+    assert capsys.readouterr().err.startswith("error: sbatch does not answer")
+
+
+def test_a_folder_in_which_slurm_would_replace_a_part_is_refused(tiny_run, fake_slurm, tmp_path, capsys):
+    words = ["study", "mine", "vary.norm=layer", "seeds=0,1", *tiny_run(f"runs_dir={tmp_path}/a%j")]
+    assert main([*words, "--launcher", "slurm"]) == errors.CONFIG
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3 and "a folder with % in its path" in lines[0]
+    assert not fake_slurm.scripts.exists()
 
 
 def test_the_accounting_says_how_a_job_that_left_the_queue_ended(tiny_run, fake_slurm, tmp_path, capsys):
     """Of a sacct with more columns than asked for, as that of scripts/slurm_up, the first two count."""
-    requested = request(tiny_run, "seeds=0")
-    launch(requested, Slurm())
+    requested = study(tiny_run, "seeds=0,1")
+    launch(*requested, Slurm())
     (tmp_path / "ended").write_text("JobID|State|NodeList\n1_0|CANCELLED by 0|n1\n1_1|OUT_OF_MEMORY|n1\n")
     (tmp_path / "bin" / "sacct").write_text(f"#!/bin/sh\ncat {tmp_path / 'ended'}\n")
-    capsys.readouterr()
-    assert main(["status", str(requested.directory)]) == 0
-    shown = capsys.readouterr().out
-    assert "SLURM job 1_0 ended as CANCELLED;" in shown and "SLURM job 1_1 ended as OUT_OF_MEMORY;" in shown
+    states = [entry.state for entry in entries_of(folder(requested)).values()]
+    assert states == ["CANCELLED", "OUT_OF_MEMORY", "", ""]
 
 
-def test_status_asks_slurm_nothing_about_runs_that_have_ended(tiny_run, fake_slurm):
-    requested = request(tiny_run, "seeds=0")
-    launch(requested, Slurm())
-    for job in Runs.of(requested).claims:
-        train(compose([*job.overrides, "train.threads=1"]), quiet=True, arm=job.arm)
-    (fake_slurm.queue).unlink()
-    assert [line.state for line in Watcher().lines([requested.directory])] == ["finished"] * 2
+def test_a_run_whose_job_crashed_is_failed_and_submitted_again_when_asked_for(tiny_run, fake_slurm, instant, capsys):
+    requested = study(tiny_run, "seeds=0,1")
+    launch(*requested, Slurm())
+    job = plan(*requested).jobs[1]
+    instant.end(job, "running")
+    fake_slurm.queue.write_text("1_1|OUT_OF_MEMORY\n")
+    assert launch(*requested, Slurm()) == 0
+    assert "3 runs submitted" in capsys.readouterr().err
+    assert "ended as OUT_OF_MEMORY" in read_run(job.path).status["reason"]
+    assert launch(*requested, Slurm(retry_failed=True), retry_failed=True) == 0
+    assert "4 runs submitted" in capsys.readouterr().err
 
 
 # ----------------------------------------------------------------------------------------------------- a real cluster
@@ -549,7 +539,7 @@ def trials(cluster, tiny_run, tmp_path, monkeypatch):
         overrides = tiny_run("norm=trial", "train.steps=30")
 
         def study(self, *parts):
-            return ["study", "trials", f"vary.norm.part={','.join(map(str, parts))}", "seeds=0", *self.overrides]
+            return ["study", "trials", f"vary.norm.part={','.join(map(str, parts))}", "seeds=[0]", *self.overrides]
 
         def hold(self):
             """Let slow runs wait in a step until `Cluster.disturb`."""
@@ -588,10 +578,6 @@ def test_a_submitted_study_outlives_preemption_cancelling_and_a_failure(cluster,
     assert "0 runs submitted, 4 already in the queue" in again.stderr, again.stderr
     cluster.run_of(trials.directory, 7)  # SLURM starts jobs seconds after they were submitted
     printed = cluster.nexus("status", str(trials.directory)).stdout
-    jobs = set(re.findall(r"\b\d+_(\d)\b", printed))
-    assert "job" in printed and jobs >= {"1", "2"}, (
-        printed
-    )  # the two that wait for trouble; the others may be over by now
     assert re.search("[1-4] (created|running)", printed), printed
 
     cluster.disturb(trials.directory, trials.held)
@@ -601,8 +587,7 @@ def test_a_submitted_study_outlives_preemption_cancelling_and_a_failure(cluster,
     assert preempted.env["slurm_restarts"] >= 1
     assert rows(preempted.path) == trials.undisturbed(7)
     printed = " ".join(cluster.nexus("status", str(trials.directory)).stdout.split())
-    assert "norm.part=9 s0 preempted: SLURM job" in printed
-    assert "ended as CANCELLED: stopped by SIGTERM" in printed
+    assert "norm.part=9 s0 preempted: stopped by SIGTERM" in printed
     assert "RuntimeError: made to fail" in printed
 
     before = trials.finished()
@@ -620,7 +605,7 @@ def test_a_submitted_study_outlives_preemption_cancelling_and_a_failure(cluster,
 @pytest.mark.slow
 @WITH_SLURM
 @pytest.mark.parametrize(
-    "begins", [["study", "leaks", "vary.norm.fails=on", "seeds=0"], ["-m", "norm.fails=off,on"]], ids=["study", "-m"]
+    "begins", [["study", "leaks", "vary.norm.fails=on", "seeds=[0]"], ["-m", "norm.fails=off,on"]], ids=["study", "-m"]
 )
 def test_jobs_that_leak_and_fail_leave_no_secret_in_any_file(cluster, tiny_run, tmp_path, monkeypatch, begins):
     monkeypatch.setenv(PLUGINS, "")
@@ -681,9 +666,7 @@ def test_twelve_submitted_runs_survive_every_failure(cluster, trials):
     cluster.settle()
     lost = trials.states()
     assert lost == TRUE_ENDS | {11: "lost"}, "a process that is gone cannot say so; SLURM knows"
-    printed = " ".join(cluster.nexus("status", str(trials.directory)).stdout.split())
-    assert "ended as FAILED" in printed
-    assert "RuntimeError: made to fail" in printed
+    assert "RuntimeError: made to fail" in cluster.nexus("status", str(trials.directory)).stdout
     gpus_are_shared_out(trials.directory)
     for part in (7, 8):
         run = cluster.run_of(trials.directory, part)
@@ -715,9 +698,9 @@ def test_a_multirun_is_submitted_and_ends_with_the_losses_of_runs_on_this_machin
     again = cluster.nexus(*words)
     assert "0 runs submitted, 2 already in the queue" in again.stderr
     cluster.settle()
-    scratch = trials.directory.parent / "scratch"
+    swept = trials.directory.parent / "norm.part=7,9"
     assert trials.states() == {7: "finished", 9: "finished"}
     for part in (7, 9):
-        assert rows(cluster.run_of(scratch, part).path) == trials.undisturbed(part)
+        assert rows(cluster.run_of(swept, part).path) == trials.undisturbed(part)
     nothing = cluster.nexus(*words)
     assert nothing.returncode == 0 and "nothing to run: all 2 runs have ended" in nothing.stderr

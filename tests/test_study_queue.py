@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,23 +14,13 @@ from types import SimpleNamespace
 import pytest
 
 from nexus_ablate import errors
-from nexus_ablate.cli import main
-from nexus_ablate.comparison.learning_rates import rate_at
 from nexus_ablate.config.compose import compose
-from nexus_ablate.execution.local_pool import Worker, mark_failed
-from nexus_ablate.planning import cores_and_gpus
-from nexus_ablate.planning.cores_and_gpus import Places, places_for
-from nexus_ablate.planning.cost import cost_of
-from nexus_ablate.planning.jobs import Runs
+from nexus_ablate.launch.local import Places, mark_failed, places_for
 from nexus_ablate.runs import find_runs, read_jsonl, read_run
-from nexus_ablate.study.decoding import read_study
-from nexus_ablate.study.definition import read_request
-from nexus_ablate.training import device
 from nexus_ablate.training.device import IdleCores
 from nexus_ablate.training.session import train
 
 CLOCK = {"seconds", "tokens_per_second", "peak_memory_bytes"}
-LAUNCH = ("runs_dir", "tracker", "train.device", "train.threads", "train.checkpoint_every", "train.log_every")
 CRASH = '''
 import os, signal, time
 from nexus_ablate.axes.norm import NORM, RMSNorm
@@ -127,11 +115,6 @@ def until(true, seconds=120.0):
         time.sleep(0.05)
 
 
-def names(arguments):
-    """The overrides that a second command needs: the study's name and how it is carried out."""
-    return ["study", "mine", *(text for text in arguments if text.split("=")[0] in LAUNCH)]
-
-
 def states(runs_dir):
     return {(run.arm, run.seed): run.state for run in map(read_run, find_runs([runs_dir / "mine"]))}
 
@@ -175,25 +158,21 @@ def test_what_is_missing_is_run_once_and_like_each_run_alone(study, tmp_path):
         assert record.env is not None
         assert record.env["runs_per_device"] == 2
 
-    shorter = nexus(study("vary.norm=layer,rms", "seeds=0"))
-    assert shorter.returncode == errors.CONFIG
-    assert "--amend" in shorter.stderr
-    assert len(shorter.stderr.strip().splitlines()) <= 3
-    larger = nexus([*names(study()), "seeds=0,1,2", "--amend"])
+    larger = nexus(study("vary.norm=layer,rms", "seeds=0,1", "--add-seeds", "1"))
     assert larger.returncode == 0, larger.stderr
     assert "2 runs queued" in larger.stderr
     after = photograph(runs_dir)
-    assert {p: after[p] for p in before if "s0-" in str(p) or "s1-" in str(p)} == {
-        p: before[p] for p in before if "s0-" in str(p) or "s1-" in str(p)
-    }
+    kept = [path for path in before if "/s0-" in str(path) or "/s1-" in str(path)]
+    assert {path: after[path] for path in kept} == {path: before[path] for path in kept}
 
 
 @pytest.mark.slow
 def test_a_crash_marks_its_run_and_the_others_have_their_turn(study, plugin, tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(
-        "question: does one bad run stop the others?\nseeds: [0]\narms:\n- norm=crash norm.how=exit\n"
-        "- norm=crash norm.how=kill\n- norm=crash\n- norm=layer optim.lr=1e30 optim.clip=off\n- norm=layer\n"
+        "question: does one bad run stop the others?\nseeds: [0]\narms:\n  exits: norm=crash norm.how=exit\n"
+        "  dies: norm=crash norm.how=kill\n  raises: norm=crash\n  explodes: norm=layer optim.lr=1e30 optim.clip=off\n"
+        "  layer: norm=layer\n"
     )
     arguments = ["study", f"{path}", *study()[2:], "--workers", "2"]
     done = nexus(arguments, plugin)
@@ -201,16 +180,16 @@ def test_a_crash_marks_its_run_and_the_others_have_their_turn(study, plugin, tmp
     runs = {run.arm: run for run in map(read_run, find_runs([tmp_path / "runs"]))}
     assert {arm: run.state for arm, run in runs.items()} == {
         "baseline": "finished",
-        "norm=crash": "failed",
-        "norm=crash,norm.how=exit": "failed",
-        "norm=crash,norm.how=kill": "failed",
-        "norm=layer": "finished",
-        "norm=layer,optim.clip=off,optim.lr=1e+30": "diverged",
+        "raises": "failed",
+        "exits": "failed",
+        "dies": "failed",
+        "layer": "finished",
+        "explodes": "diverged",
     }
     reasons = {arm: run.status["reason"] for arm, run in runs.items()}
-    assert "RuntimeError: made to fail" in reasons["norm=crash"]
-    assert "exit status 7" in reasons["norm=crash,norm.how=exit"]
-    assert "SIGKILL" in reasons["norm=crash,norm.how=kill"]
+    assert "RuntimeError: made to fail" in reasons["raises"]
+    assert "exit status 7" in reasons["exits"]
+    assert "SIGKILL" in reasons["dies"]
     for arm, reason in reasons.items():
         if reason:
             assert reason in done.stderr
@@ -232,22 +211,22 @@ LIMITED = """
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from nexus_ablate.execution import local_pool
-from nexus_ablate.execution.launch import launch
-from nexus_ablate.study.definition import read_request
+from nexus_ablate.launch import local
+from nexus_ablate.launch.launch import launch
+from nexus_ablate.study.definition import read_study
 
 folder = Path(sys.argv[1])
 
 def clock():
     '''Past the limit once one run hangs and one is slow; past the grace once the last run has the slow one's worker.'''
-    if list(folder.glob("runs/mine/norm=layer/s0-*/status.json")):
-        return 1002.0 + local_pool.GRACE_SECONDS
-    rows = [len(log.read_bytes().splitlines()) for log in folder.glob("runs/mine/*slow*/s0-*/metrics.jsonl")]
+    if list(folder.glob("runs/mine/layer/s0-*/status.json")):
+        return 1002.0 + local.GRACE_SECONDS
+    rows = [len(log.read_bytes().splitlines()) for log in folder.glob("runs/mine/slow/s0-*/metrics.jsonl")]
     return 1001.0 if (folder / "hangs").exists() and max(rows, default=0) > 3 else 0.0
 
 if __name__ == "__main__":
-    local_pool.time = SimpleNamespace(monotonic=clock)
-    sys.exit(launch(read_request(sys.argv[2:]), local_pool.LocalPool(workers=2, limit=1000.0)))
+    local.time = SimpleNamespace(monotonic=clock)
+    sys.exit(launch(*read_study(sys.argv[2:]), local.LocalPool(workers=2, limit=1000.0)))
 """
 
 
@@ -255,8 +234,8 @@ if __name__ == "__main__":
 def test_a_run_whose_time_is_over_is_saved_and_one_that_hangs_does_not_hold_the_others(study, plugin, tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(
-        "question: does one endless run stop the others?\nseeds: [0]\narms:\n- norm=crash norm.how=hang\n"
-        "- norm=crash norm.how=slow norm.at=0 train.steps=2000\n- norm=layer\n"
+        "question: does one endless run stop the others?\nseeds: [0]\narms:\n  hang: norm=crash norm.how=hang\n"
+        "  slow: norm=crash norm.how=slow norm.at=0 train.steps=2000\n  layer: norm=layer\n"
     )
     (tmp_path / "limited.py").write_text(LIMITED)
     done = subprocess.run(
@@ -267,15 +246,14 @@ def test_a_run_whose_time_is_over_is_saved_and_one_that_hangs_does_not_hold_the_
         env=os.environ | {"NEXUS_ABLATE_PLUGINS": plugin, "HANGS_IN": str(tmp_path)},
     )
     runs = {run.arm: run for run in map(read_run, find_runs([tmp_path / "runs" / "mine"]))}
-    slow = "norm=crash,norm.at=0,norm.how=slow,train.steps=2000"
     assert {arm: run.state for arm, run in runs.items()} == {
         "baseline": "finished",
-        "norm=layer": "finished",
-        "norm=crash,norm.how=hang": "failed",
-        slow: "preempted",
+        "layer": "finished",
+        "hang": "failed",
+        "slow": "preempted",
     }, done.stderr
-    assert f"{slow} s0 preempted: its time limit was reached; stopped by SIGTERM; saved at step" in done.stderr
-    assert "its time limit was reached, and it did not stop" in runs["norm=crash,norm.how=hang"].status["reason"]
+    assert "slow s0 preempted: its time limit was reached; stopped by SIGTERM; saved at step" in done.stderr
+    assert "its time limit was reached, and it did not stop" in runs["hang"].status["reason"]
     assert done.returncode == errors.BUG
 
 
@@ -324,28 +302,6 @@ def rows_now(path):
     return read_jsonl(path / "metrics.jsonl") if (path / "metrics.jsonl").exists() else []
 
 
-@pytest.mark.slow
-def test_every_arm_is_tuned_and_then_trained_at_its_best_rate(study, tmp_path):
-    requested = study("vary.norm=layer", "seeds=0", "lr_grid=1e-4,3e-3,1e30", "tuning_seeds=7,8", "optim.clip=off")
-    done = nexus([*requested, "--workers", "2"])
-    assert done.returncode == errors.DIVERGED, "a rate that is too high diverges, which is a result"
-    request = read_request([text for text in requested[1:] if not text.startswith("--")])
-    runs = Runs.of(request)
-    assert {job.arm for job in runs.tuning} == {
-        "baseline", "optim.lr=0.0001", "optim.lr=1e+30",
-        "norm=layer", "norm=layer,optim.lr=0.0001", "norm=layer,optim.lr=1e+30",
-    }  # fmt: skip
-    for arm in runs.study.all_arms:
-        (best,) = {1e-4, 3e-3} & {*runs.rates(arm)}
-        assert {rate_at(best, -1), rate_at(best, 1)} < {*runs.rates(arm)}
-        assert len(runs.rates(arm)) <= 5, "two more where the lowest is outermost"
-    assert all(job.state()[0] == "finished" for job in runs.claims)
-    final = states(tmp_path / "runs")
-    assert {seed for _, seed in final} == {0, 7, 8}
-    assert final[("baseline", 7)] == "finished"
-    assert final[("optim.lr=1e+30", 7)] == "diverged"
-
-
 def test_a_run_that_is_gone_without_a_word_gets_a_reason_and_a_result_keeps_its_own(tiny_run):
     outcome = train(compose(tiny_run()), quiet=True)
     mark_failed(outcome.path, "gone")
@@ -354,119 +310,65 @@ def test_a_run_that_is_gone_without_a_word_gets_a_reason_and_a_result_keeps_its_
     assert not outcome.path.with_name("s0-00000000").exists()
 
 
-def test_cores_and_memory_are_shared(tiny, monkeypatch):
-    monkeypatch.setattr(IdleCores, "cores", staticmethod(lambda: 8))
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    request = read_request("x vary.norm=layer train.device=cpu model.d_model=64 seeds=0,1,2,3,4".split())
-    jobs = Runs.of(request).claims
-    largest = max(cost_of(job.config).memory_bytes for job in jobs)
-    for available, chosen, requested, expected, why in (
-        (None, jobs, "auto", Places(8, 1, []), "one per core"),
-        (None, jobs[:3], "auto", Places(3, 2, []), "no more than there are jobs"),
-        (2.5 * largest, jobs, "auto", Places(2, 4, []), "no more than fit into memory"),
-        (0.5 * largest, jobs, "auto", Places(1, 8, []), "at least one"),
-        (2.5 * largest, jobs, 3, Places(3, 2, []), "who says a number gets it"),
-    ):
-        monkeypatch.setattr(cores_and_gpus, "free_memory", lambda available=available: available and int(available))
-        assert places_for(chosen, requested) == expected, why
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
-    assert places_for(jobs, "auto").gpus == [], "train.device=cpu was asked for"
-    request = read_request("x vary.norm=layer train.device=auto model.d_model=64".split())
-    where = places_for(Runs.of(request).claims, "auto")
-    assert (where.workers, where.gpus) == (2, ["2", "5"])
-    assert where.run_conditions == {"workers": 2, "runs_per_device": 1}
-
-
-def test_a_study_takes_the_gpus_that_no_other_study_holds_and_as_many_runs_on_each_as_asked_for(monkeypatch, tmp_path):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
-    jobs = [SimpleNamespace(config=compose(["train.threads=1"]))] * 9
-    held = device._lease("1", 0)
-    where = places_for(jobs, "auto")
-    assert (where.workers, where.gpus) == (2, ["0", "2"])
-    assert places_for(jobs, "auto", per_gpu=2).run_conditions == {"workers": 4, "runs_per_device": 2}
-    others = [device._lease(gpu, 0) for gpu in "02"]
-    where = places_for(jobs, "auto", per_gpu=2)
-    assert (where.workers, where.gpus) == (1, ["0", "1", "2"]), "every GPU is in use: one run shares the least used"
-    for descriptor in (held, *others):
-        os.close(descriptor)
-    assert places_for(jobs, "auto").workers == 3
-
-
-@pytest.mark.slow
-def test_the_workers_of_two_studies_hold_different_gpus(tmp_path, monkeypatch):
-    """On a machine that says it has three GPUs: each worker reserves one, and so does a run in another terminal."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
-    workers = [Worker(1, True, None) for _ in range(3)]
-    for worker in workers:
-        worker._started()
-    until(lambda: len(leases_of(tmp_path)) == 3)
-    assert leases_of(tmp_path) == {"gpu-0.0", "gpu-1.0", "gpu-2.0"}
-    for worker in workers:
-        worker.close()
-    alone = Worker(1, False, None)  # without a reservation
-    alone._started()
-    time.sleep(1)
-    assert leases_of(tmp_path) == set()
-    alone.close()
-
-
-def leases_of(folder):
-    """The lease files that a process holds now."""
-    held = set()
-    for path in folder.glob("nexus_ablate-*/gpu-*"):
-        with open(path) as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                held.add(path.name)
-    return held
-
-
-def test_plan_shows_everything_and_writes_nothing(study, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "text.txt").touch()
-    before = photograph(tmp_path)
-    requested = study(
-        "vary.norm=layer,rms", "vary.n_kv_heads=3", "vary.placement=deepnorm", "seeds=0,1", "lr_grid=1e-3,2e-3"
-    )
-    assert main(["plan", *requested[1:]]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    for shown in (
-        "norm=layer",
-        "try n_kv_heads=1",
-        "norm=rms is baseline",
-        "also changes init",
-        "x 3 rates, and before that 2 rates x 2 tuning seeds per arm",
-        "flops:",
-    ):
-        assert shown in printed, shown
-    assert "6 arms" not in printed
-    assert "30 runs: 3 arms x seeds 0,1 x 3 rates" in printed
-    assert photograph(tmp_path) == before
-    assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize(
-    ("arm", "drops"), [("optim=muon", True), ("optim=muon optim.lr=5e-3", False), ("norm=layer", False)]
+SHARED = (
+    (8, "", "auto", 10, Places(8, 1, []), "one per core"),
+    (8, "", "auto", 3, Places(3, 2, []), "no more than there are jobs"),
+    (8, "", 3, 10, Places(3, 2, []), "who says a number gets it"),
+    (8, "2,5", "auto", 10, Places(2, 4, ["2", "5"]), "one per GPU"),
+    (8, "2,5", 5, 10, Places(5, 1, ["2", "5"]), "several on each GPU"),
+    (2, "0", 4, 10, Places(4, 1, ["0"]), "at least one thread"),
 )
-def test_plan_names_what_an_arm_loses_with_another_optimizer(tmp_path, monkeypatch, capsys, arm, drops):
-    text = f"question: is it?\nbaseline: [model=femto, optim.lr=5e-3]\narms: [{arm}]\n"
-    (tmp_path / "mine.yaml").write_text(text)
-    monkeypatch.chdir(tmp_path)
-    assert main(["plan", "mine.yaml"]) == 0
-    note = "optim=muon drops optim.lr=5e-3 of the baseline; write it in the arm to keep it"
-    assert (note in " ".join(capsys.readouterr().out.split())) == drops
+
+
+@pytest.mark.parametrize(("cores", "visible", "requested", "number", "expected", "why"), SHARED)
+def test_cores_and_gpus_are_shared(cores, visible, requested, number, expected, why, monkeypatch):
+    monkeypatch.setattr(IdleCores, "cores", staticmethod(lambda: cores))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    train = SimpleNamespace(device="auto", threads="auto")
+    jobs = [SimpleNamespace(config=SimpleNamespace(train=train))] * number
+    assert places_for(jobs, requested) == expected, why
+    train.device = "cpu"
+    assert places_for(jobs, requested).gpus == [], "train.device=cpu was asked for"
+
+
+def test_worker_n_takes_gpu_n_modulo_their_number():
+    places = Places(5, 1, ["2", "GPU-a"])
+    assert [places.gpu(worker) for worker in range(5)] == ["2", "GPU-a", "2", "GPU-a", "2"]
+    assert places.run_conditions == {"workers": 5, "runs_per_device": 3}
+    assert Places(2, 1, []).gpu(1) == "" and Places(2, 1, []).run_conditions["runs_per_device"] == 2
+
+
+def test_a_worker_takes_no_more_threads_than_the_environment_allows(tiny, monkeypatch):
+    monkeypatch.setattr(IdleCores, "cores", lambda: 8)
+    job = SimpleNamespace(config=tiny("train.device=cpu"))
+    for bound, threads in (("", 8), ("3", 3)):
+        monkeypatch.setenv("OMP_NUM_THREADS", bound)
+        assert places_for([job], 1).threads == threads
+
+
+LEAVES = """
+import sys
+from nexus_ablate.axes.norm import NORM, RMSNorm
+
+@NORM.register("leaves")
+class Leaves(RMSNorm):
+    def forward(self, x):
+        sys.exit("password=canary-of-a-secret")
+"""
 
 
 @pytest.mark.slow
-def test_a_single_run_and_a_multirun_may_still_choose_their_folder(tiny_run, tmp_path):
-    done = nexus(["train", *tiny_run("experiment=elsewhere", "train.steps=2")])
-    assert done.returncode == 0, done.stderr
-    assert [path.parent.parent.name for path in find_runs([tmp_path / "runs"])] == ["elsewhere"]
-    assert read_study(tmp_path / "runs" / "elsewhere") is None
-    done = nexus(["-m", *tiny_run("experiment=there", "train.steps=2", "seed=1")])
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "runs" / "there").is_dir()
+def test_a_plugin_that_exits_with_a_secret_fails_its_run_alone_and_leaves_no_trace_of_it(study, tmp_path):
+    plugin = tmp_path / "leaving"
+    (plugin / "norm").mkdir(parents=True)
+    (plugin / "leaves.py").write_text(LEAVES)
+    (plugin / "norm" / "leaves.yaml").write_text(
+        "# Leaves.\nname: leaves\neps: 1e-6  # float [0, 1]; e\n"
+        "gain_init: 1.0  # float [0, 1]; g\nfp32: true  # bool; f\n"
+    )
+    done = nexus(study("vary.norm=leaves", "seeds=0,1", "--workers", "1"), str(plugin))
+    assert done.returncode == errors.BUG
+    assert sorted(states(tmp_path / "runs").values()) == ["failed", "failed", "finished", "finished"]
+    written = [path.read_bytes() for path in (tmp_path / "runs").rglob("*") if path.is_file()]
+    assert not [data for data in [*written, done.stderr.encode()] if b"canary-of-a-secret" in data]
