@@ -10,10 +10,9 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pandas
-from pandas import DataFrame, Series
 
 from nexus_ablate.comparison.read import LeftOut
 from nexus_ablate.errors import ConfigError, did_you_mean, printable
@@ -22,6 +21,10 @@ from nexus_ablate.plain_data import LARGEST, UNREADABLE
 from nexus_ablate.runs.files import read_regular
 from nexus_ablate.runs.naming import BASELINE
 
+Frame: TypeAlias = Any
+"""A pandas.DataFrame."""
+Column: TypeAlias = Any
+"""A pandas.Series. Its type hints don't know what comes out of an expression."""
 NONE = "none"
 """Of `--columns seed=none`: the table has no such column."""
 FAILED = ("failed", "diverged", "nan", "inf", "-inf", "infinity", "-infinity")
@@ -61,13 +64,17 @@ class Source:
     """
 
     name: str
-    cells: DataFrame
+    cells: Frame
     note: str = ""
 
-    def found(self, name: str, columns: dict[str, str]) -> str | None:
-        """The column of an optional name."""
-        names = (columns[name],) if name in columns else OPTIONAL[name]
-        return next((column for column in names if column in self.cells), None)
+    def renamed(self, columns: dict[str, str]) -> Frame:
+        """The cells under the names that judge uses: those of `columns`, else what `OPTIONAL` lists."""
+        usual = {name: next(filter(self.cells.columns.__contains__, names), name) for name, names in OPTIONAL.items()}
+        cells = self.cells
+        for name, column in {**usual, **columns}.items():
+            if column != name:
+                cells = cells.drop(columns=name, errors="ignore").rename(columns={column: name})
+        return cells
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -95,7 +102,7 @@ def read_source(path: Path) -> Source:
     return source_of(str(path), frame)
 
 
-def source_of(name: str, frame: DataFrame) -> Source:
+def source_of(name: str, frame: Frame) -> Source:
     """The table of a frame, with a row per run and step, and with arms and seeds.
 
     Raises:
@@ -112,7 +119,7 @@ def source_of(name: str, frame: DataFrame) -> Source:
     return Source(name, cells)
 
 
-def _csv(data: bytes) -> DataFrame:
+def _csv(data: bytes) -> Frame:
     """Where semicolons separate the cells, a comma in a number is its decimal point."""
     text = data.decode("utf-8-sig")
     head = text.lstrip().partition("\n")[0]
@@ -128,21 +135,21 @@ def _csv(data: bytes) -> DataFrame:
     names = reader.fieldnames or []
     if len(set(names)) < len(names):
         raise ValueError(f"two columns have one name: {', '.join(names)}")
-    frame = DataFrame.from_dict(rows, orient="index")
+    frame = pandas.DataFrame.from_dict(rows, orient="index")
     frame = frame[(frame != "").any(axis=1)]
     return frame.replace(_DECIMAL_COMMA, r"\1.\2", regex=True) if separator == ";" else frame
 
 
-def _json(data: bytes) -> DataFrame:
+def _json(data: bytes) -> Frame:
     """A list of objects, an object with such a list, or columns as pandas writes them."""
     values = json.loads(data.decode("utf-8-sig"), parse_constant=str)
     if isinstance(values, dict):
-        lists = [value for value in values.values() if isinstance(value, list) and isinstance(value[0], dict)]
-        values = lists[0] if len(lists) == 1 else DataFrame(values).to_dict("records")
+        lists = [value for value in values.values() if isinstance(value, list) and value and isinstance(value[0], dict)]
+        values = lists[0] if len(lists) == 1 else pandas.DataFrame(values).to_dict("records")
     return _numbered(dict(enumerate(values, 1)))
 
 
-def _json_lines(data: bytes) -> DataFrame:
+def _json_lines(data: bytes) -> Frame:
     rows = {}
     for line, text in enumerate(data.decode("utf-8-sig").split("\n"), 1):
         try:
@@ -153,7 +160,7 @@ def _json_lines(data: bytes) -> DataFrame:
     return _numbered(rows)
 
 
-def _parquet(data: bytes) -> DataFrame:
+def _parquet(data: bytes) -> Frame:
     try:
         from pyarrow import parquet
     except ImportError:
@@ -162,24 +169,24 @@ def _parquet(data: bytes) -> DataFrame:
     return _numbered(dict(enumerate(parquet.read_table(io.BytesIO(data)).to_pylist(), 1)))
 
 
-def _numbered(rows: dict[int, Any]) -> DataFrame:
+def _numbered(rows: dict[int, Any]) -> Frame:
     """Nested objects are columns with dots, as W&B shows them: `optim.lr`."""
     return pandas.json_normalize([*rows.values()]).set_axis([*rows], axis=0)
 
 
-def _markdown(data: bytes) -> DataFrame:
+def _markdown(data: bytes) -> Frame:
     """The table between pipes in a page; several with the same columns are one."""
     lines = {n: text for n, text in enumerate(data.decode("utf-8-sig").splitlines(), 1) if text.startswith("|")}
     rows = {n: [cell.strip(" *`") for cell in text.strip("| ").split("|")] for n, text in lines.items()}
     rulers = [n for n, cells in rows.items() if not set("".join(cells)) - set("-: ")]
     heads = [rows[n - 1] for n in rulers]
-    if any(head != heads[0] for head in heads):
-        raise ValueError(f"line {rulers[1] - 1} begins a second table; keep one of them")
+    if not heads or any(head != heads[0] for head in heads):
+        raise ValueError(f"it has {len(heads)} tables between pipes, with other columns; one is read")
     body = {n: cells for n, cells in rows.items() if n not in rulers and cells != heads[0]}
-    return DataFrame.from_dict(body, orient="index", columns=heads[0])
+    return pandas.DataFrame.from_dict(body, orient="index", columns=heads[0])
 
 
-READERS: dict[str, Callable[[bytes], DataFrame]] = {
+READERS: dict[str, Callable[[bytes], Frame]] = {
     ".csv": _csv,
     ".tsv": _csv,
     ".json": _json,
@@ -190,11 +197,10 @@ READERS: dict[str, Callable[[bytes], DataFrame]] = {
 """By the ending of a file: its rows, each with its number."""
 
 
-def _chart(cells: DataFrame) -> DataFrame:
+def _chart(cells: Frame) -> Frame:
     """W&B's chart export, a column per run and metric, as a log with a row per run and step; another table as it is."""
     step, *others = cells
-    parts = Series(others, dtype=str).str.extract(_CHART)
-    if not others or parts["run"].isna().any():
+    if not others or not all(re.match(_CHART, name) for name in others):
         return cells
     rows = cells.rename_axis("place").reset_index().melt(["place", step], others)
     rows = rows.join(rows["variable"].str.extract(_CHART)).rename(columns={step: "step"})
@@ -227,12 +233,9 @@ class Choice:
     delta_min: float | None = None
     allow: list[str] = field(default_factory=list)
 
-    def column(self, name: str) -> str:
-        return self.columns.get(name, name)
-
-    def arms(self, source: Source) -> Series:
+    def arms(self, cells: Frame) -> Column:
         """The arm of each row."""
-        return source.cells[self.arm or [self.column("arm")]].agg(",".join, axis=1)
+        return cells[self.arm or ["arm"]].agg(",".join, axis=1)
 
     def command(self, source: Source) -> str:
         """The command line that asks for this."""
@@ -254,63 +257,63 @@ def check_choice(source: Source, asked: Choice) -> None:
     chosen = completed(source, asked)
     problem, got = f"{source.name} does not have every column that is asked for", [*source.cells]
     if chosen == replace(asked, baseline=chosen.baseline):
-        problem, got = f"no arm is called {asked.baseline}", [*asked.arms(source).unique()]
+        problem, got = f"no arm is called {asked.baseline}", [*asked.arms(source.renamed(asked.columns)).unique()]
     if chosen != asked:
         raise ConfigError(problem, printable(", ".join(got), 200), chosen.command(source))
 
 
 def completed(source: Source, asked: Choice) -> Choice:
     """What is asked for, with the likeliest guess in place of everything that the table doesn't have."""
-    present = [*source.cells, NONE]
-    known = ("arm", "seed", asked.endpoint, *OPTIONAL)
-    columns = {name: column for name, column in asked.columns.items() if name in known and column in present}
-    endpoint, better, arm = asked.endpoint, asked.better, asked.arm or [columns.get("arm", "arm")]
-    if columns.get("seed", "seed") not in present:
-        columns["seed"] = next(filter(_is_seed, present), NONE)
-    if columns.get(endpoint, endpoint) not in present:
-        endpoint = _endpoint_column(source, endpoint)
+    columns = {name: column for name, column in asked.columns.items() if column in (*source.cells, NONE)}
+    cells = source.renamed(columns)
+    endpoint, better, arm = asked.endpoint, asked.better, asked.arm
+    if "seed" not in cells and columns.get("seed") != NONE:
+        columns["seed"] = next(filter(_is_seed, cells), NONE)
+    if endpoint not in cells:
+        endpoint = _endpoint_column(source, cells, endpoint)
         if "loss" in endpoint and not measure_of(endpoint):
             columns[Choice.endpoint], endpoint = endpoint, Choice.endpoint
     if not measure_of(endpoint) and not better:
         better = "lower" if re.search("loss|ppl|perplexity|bpb|err|time|second|step", endpoint.lower()) else "higher"
-    if not {*arm} <= {*present}:
-        arm = _arm_columns(source, {*columns.values(), endpoint})
-    arm = asked.arm if arm == [columns.get("arm", "arm")] else arm
+    if not {*(arm or ["arm"])} <= {*cells}:
+        arm = _arm_columns(cells, {endpoint, *columns.values()})
     chosen = replace(asked, arm=arm, endpoint=endpoint, better=better, columns=columns)
-    names = [*chosen.arms(source).unique()]
-    if asked.baseline in names:
-        return chosen
+    names = [*chosen.arms(source.renamed(columns)).unique()]
     usual = [name for name in names if name.lower() in (BASELINE, "base", "control", "default")]
-    return replace(chosen, baseline=did_you_mean(asked.baseline, names) or [*usual, *names][0])
+    near = asked.baseline if asked.baseline in names else did_you_mean(asked.baseline, names)
+    return replace(chosen, baseline=near or [*usual, *names][0])
 
 
-def _endpoint_column(source: Source, wanted: str) -> str:
+def _endpoint_column(source: Source, cells: Frame, wanted: str) -> str:
     """The likeliest endpoint: a column of a near name, else a validation loss, a loss, the numbers that differ most."""
-    reserved = {name for names in OPTIONAL.values() for name in names}
-    free = [name for name in source.cells if name not in reserved and not _is_seed(name)]
-    numbers = [name for name in free if _is_number(source.cells[name])]
+    free = [name for name in cells if name not in OPTIONAL and not _is_seed(name)]
+    numbers = [name for name in free if _is_number(cells[name])]
     if not numbers:
         problem = f"{source.name} has no column of results"
-        raise ConfigError(problem, printable(", ".join(source.cells), 200), ONE_ROW_PER_RUN)
+        raise ConfigError(problem, printable(", ".join(cells), 200), ONE_ROW_PER_RUN)
 
     def likelihood(name: str) -> tuple[bool, bool, int]:
-        return "loss" in name.lower() or "bpb" in name.lower(), "val" in name.lower(), source.cells[name].nunique()
+        return "loss" in name.lower() or "bpb" in name.lower(), "val" in name.lower(), cells[name].nunique()
 
     return did_you_mean(wanted, numbers) or max(numbers, key=likelihood)
 
 
-def _arm_columns(source: Source, used: set[str]) -> list[str]:
+def _arm_columns(cells: Frame, used: set[str]) -> list[str]:
     """The columns that likeliest name an arm: words that several rows share, else numbers that several share."""
-    used = used.union(NO_ARMS, *OPTIONAL.values())
-    free = [name for name in source.cells if name not in used and not _is_seed(name)]
-    shared = [name for name in free if 1 < source.cells[name].nunique() <= len(source.cells) / 2]
-    words = [name for name in shared or free if not _is_number(source.cells[name])]
-    return words or shared[:1] or [source.found("run", {}) or source.cells.columns[0]]
+    free = [name for name in cells if name not in used.union(NO_ARMS, OPTIONAL) and not _is_seed(name)]
+    shared = [name for name in free if 1 < cells[name].nunique() <= len(cells) / 2]
+    words = [name for name in shared or free if not _is_number(cells[name])]
+    return words or shared[:1] or [cells.columns[0]]
 
 
-def _is_number(texts: Series) -> bool:
+def _is_number(texts: Column) -> bool:
     filled = texts[(texts != "") & ~texts.str.lower().isin(FAILED)]
-    return len(filled) > 0 and bool(pandas.to_numeric(filled, errors="coerce").notna().all())
+    return len(filled) > 0 and _numbers(filled).notna().all()
+
+
+def _numbers(texts: Column) -> Column:
+    """NaN for what is none."""
+    return pandas.to_numeric(texts.replace("", "nan"), errors="coerce")
 
 
 def _is_seed(column: str) -> bool:
@@ -320,7 +323,7 @@ def _is_seed(column: str) -> bool:
 # ---------------------------------------------------------------------------------------------------- rows as runs
 
 
-def runs_of(source: Source, chosen: Choice) -> tuple[DataFrame, list[LeftOut]]:
+def runs_of(source: Source, chosen: Choice) -> tuple[Frame, list[LeftOut]]:
     """The runs of a table, a log at its last step or at the chosen one, and the rows that are no results.
 
     Returns:
@@ -330,39 +333,36 @@ def runs_of(source: Source, chosen: Choice) -> tuple[DataFrame, list[LeftOut]]:
     Raises:
         ConfigError: A cell is not what its column holds, or two rows are of one run.
     """
-    optional = {name: source.found(name, chosen.columns) for name in OPTIONAL}
-    rows = DataFrame({name: source.cells[column] for name, column in optional.items() if column}, source.cells.index)
-    rows["arm"], rows["value"] = chosen.arms(source), source.cells[chosen.column(chosen.endpoint)]
+    rows = source.renamed(chosen.columns)
+    rows = rows.assign(arm=chosen.arms(rows), value=rows[chosen.endpoint])
     is_log = "step" in rows
-    if chosen.column("seed") != NONE:
-        rows["seed"] = source.cells[chosen.column("seed")]
-    else:
-        rows["seed"] = rows.groupby("run", sort=False).ngroup() if is_log and "run" in rows else range(len(rows))
+    if chosen.columns.get("seed") == NONE:
+        rows["seed"] = range(len(rows))
+        if is_log and "run" in rows:
+            rows["seed"] = rows.groupby("run", sort=False).ngroup()
     left_out = []
     if "state" in rows:
         state = rows["state"].str.lower()
         rows["value"] = rows["value"].mask(state == DIVERGED, DIVERGED)
-        unfinished = ~state.isin((*FINISHED, DIVERGED))
-        reasons = state.where(unfinished, f"finished without {chosen.endpoint}")
-        is_out = unfinished | (rows["value"] == "")
-        for place, arm, reason in zip(rows.index[is_out], rows["arm"][is_out], reasons[is_out], strict=True):
-            left_out.append(LeftOut(Path(place), reason, arm, state=reason))
+        is_unfinished = ~state.isin((*FINISHED, DIVERGED))
+        rows["state"] = state.where(is_unfinished, f"finished without {chosen.endpoint}")
+        is_out = is_unfinished | (rows["value"] == "")
+        for place, arm, why in rows[is_out][["arm", "state"]].itertuples(name=None):
+            left_out.append(LeftOut(Path(place), why, arm, state=why))
         rows = rows[~is_out]
     if is_log:  # its other rows are of other measures
         rows = rows[rows["value"] != ""]
     _refuse(rows["arm"], rows["arm"].str.strip(",") == "", "the arm is empty", "name the arm of every run")
-    failed = rows["value"].str.lower().isin(FAILED)
     fix = f"a number without unit; `{FAILED[0]}` if the run failed to train, which counts; or remove the row"
-    _refuse(rows["value"], (rows["value"] == "") & ~failed, f"{chosen.endpoint} is empty", fix)
-    rows = rows.assign(value=rows["value"].mask(failed, ""))
+    _refuse(rows["value"], rows["value"] == "", f"{chosen.endpoint} is empty", fix)
+    rows = rows.assign(value=rows["value"].mask(rows["value"].str.lower().isin(FAILED), ""))
     for name in rows.columns.intersection([*NUMBERS, "seed", "value"]):
-        numbers = pandas.to_numeric(rows[name].replace("", "nan"), errors="coerce")
-        is_bad = (rows[name] != "") & ~(numbers.abs() < LARGEST)
+        numbers = _numbers(rows[name].astype(str))
         what = chosen.endpoint if name == "value" else name
-        _refuse(rows[name], is_bad, f"{what} is not a finite number", fix)
+        _refuse(rows[name], (rows[name] != "") & ~(numbers.abs() < LARGEST), f"{what} is not a finite number", fix)
         rows[name] = numbers
     fix = f"whole numbers from 0; --columns seed={NONE} for runs without seeds"
-    _refuse(rows["seed"], ~(rows["seed"] % 1 == 0), "the seed is not a whole number", fix)
+    _refuse(rows["seed"], rows["seed"] % 1 != 0, "the seed is not a whole number", fix)
     kept = rows
     if is_log:
         last = rows.groupby(["arm", "seed"])["step"].transform("max")
@@ -378,7 +378,7 @@ def runs_of(source: Source, chosen: Choice) -> tuple[DataFrame, list[LeftOut]]:
     return kept.astype({"seed": int}), left_out
 
 
-def _refuse(column: Series, is_bad: Series, problem: str, fix: str) -> None:
+def _refuse(column: Column, is_bad: Column, problem: str, fix: str) -> None:
     """Refuse a table at the first of its bad cells."""
     for place, cell in column[is_bad].items():
-        raise ConfigError(f"{place}: {problem}", printable(str(cell), 80) or "nothing", fix)
+        raise ConfigError(f"{place}: {problem}", printable(str(cell), 80), fix)

@@ -7,13 +7,12 @@ from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
-from pandas import DataFrame
 
 from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.compare import Comparison, Row, Table, counts_of
 from nexus_ablate.comparison.curves import Curves
 from nexus_ablate.comparison.fairness import FAIL, PASS, TOLERANCE, WAIVED, WARN, Check, unfair
-from nexus_ablate.comparison.foreign import Choice, Source, check_choice, runs_of
+from nexus_ablate.comparison.foreign import Choice, Frame, Source, check_choice, runs_of
 from nexus_ablate.comparison.read import LeftOut, Run
 from nexus_ablate.comparison.statistics import LEVEL, paired_effect, sidak, welch_effect
 from nexus_ablate.comparison.verdict import INCONCLUSIVE, WEIGHED, qualifiers, seeds_to_decide, sentence, word_of
@@ -85,7 +84,8 @@ def judge(source: Source, chosen: Choice) -> Comparison:
         )
     base_mean = base.mean(endpoint.name) or 0.0
     if endpoint.is_loss and chosen.delta_min is None:
-        endpoint = endpoint.with_margin(DEFAULT_MARGIN * base_mean, "0.2% of the baseline's loss, by default")
+        origin = "0.2% of the baseline's loss, by default"
+        endpoint = replace(endpoint, delta_min=DEFAULT_MARGIN * base_mean, origin=origin)
     is_paired = all(len(arm.runs.keys() & base.runs.keys()) >= FEWEST_SEEDS for arm in others if arm.runs)
     if is_paired:
         checks.append(Check("seeds", PASS, "paired by seed"))
@@ -117,7 +117,7 @@ def _endpoint(chosen: Choice) -> ForeignEndpoint:
     return ForeignEndpoint(chosen.endpoint, chosen.delta_min or "auto", "declared with --delta-min", measure)
 
 
-def _check_values(runs: DataFrame, endpoint: ForeignEndpoint, source: Source, chosen: Choice) -> None:
+def _check_values(runs: Frame, endpoint: ForeignEndpoint, source: Source, chosen: Choice) -> None:
     """Refuse signs and sizes that a cross-entropy cannot have, and values without a logarithm that is needed."""
     values = runs["value"]
     is_bad = (values <= 0) & (endpoint.is_loss or endpoint.log) | (values > LARGEST_LOSS) & endpoint.is_loss
@@ -127,7 +127,7 @@ def _check_values(runs: DataFrame, endpoint: ForeignEndpoint, source: Source, ch
         raise ConfigError(f"{place}: {endpoint.name} cannot have this sign or size", f"{value:g}", fix)
 
 
-def on_one_grid(runs: DataFrame) -> tuple[float, str]:
+def on_one_grid(runs: Frame) -> tuple[float, str]:
     """Make all values as coarse as those of the arm that is rounded most; returns the step between them, and a line.
 
     An arm at two decimals and one at five differ by up to half a step for no reason but rounding. Arms with too few
@@ -151,7 +151,7 @@ def _decimals(value: float) -> int:
     return min(max(-int(exponent), 0), MOST_DECIMALS)
 
 
-def _arm(name: str, rows: DataFrame, left_out: list[LeftOut], endpoint: Endpoint) -> Arm:
+def _arm(name: str, rows: Frame, left_out: list[LeftOut], endpoint: Endpoint) -> Arm:
     runs = {}
     empty = np.array([])
     for place, row in rows.sort_values("seed").iterrows():
@@ -194,7 +194,7 @@ def _row(
     )
 
 
-def _repeats(runs: DataFrame) -> list[Check]:
+def _repeats(runs: Frame) -> list[Check]:
     """Runs of one arm that end at the same number are copies, if it has many digits."""
     digits = runs["value"].dropna().map(lambda value: len(Decimal(repr(value)).normalize().as_tuple().digits))
     exact = runs.loc[digits.index[digits >= MANY_DIGITS]]
@@ -203,7 +203,7 @@ def _repeats(runs: DataFrame) -> list[Check]:
     return [Check("repeats", WARN, text)] if len(arms) else []
 
 
-def _amounts(runs: DataFrame, baseline: str, others: list[str]) -> list[Check]:
+def _amounts(runs: Frame, baseline: str, others: list[str]) -> list[Check]:
     """Whether all runs have the same tokens and steps, as far as columns say so."""
     finished = runs[runs["value"].notna()]
     texts = {}
