@@ -4,12 +4,16 @@ nexus-ablate study tests/bank.yaml tracker=files runs_dir=DIR; python scripts/ba
 """
 
 import json
+import math
 import sys
 from pathlib import Path
 
-from nexus_ablate.comparison.within_stratum import compare_stratum as compare
+from nexus_ablate import compare
 
-study = Path(sys.argv[1])
-losses = {row.arm: row.values for row in compare(study, allow=["tokens", "schedule"]).rows}
+(table,) = compare(sys.argv[1], allow=["tokens", "schedule"]).tables
+losses = {}
+for arm in table.arms:
+    values = arm.values("val_loss", [*range(60)]).tolist()
+    losses[arm.name] = [value if math.isfinite(value) else None for value in values]
 target = Path(__file__).resolve().parent.parent / "tests/bank.json"
 target.write_text(json.dumps(losses, indent=1).replace("\n  ", " ") + "\n", encoding="utf-8")

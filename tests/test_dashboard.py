@@ -13,18 +13,17 @@ from wandb_server import serving_alone
 from nexus_ablate import cli
 from nexus_ablate.config.options import AXES
 from nexus_ablate.errors import ConfigError
-from nexus_ablate.study.decoding import decode
-from nexus_ablate.study.schema import Study, StudyArm
+from nexus_ablate.study.study import Study, from_values
 from nexus_ablate.track import workspaces as workspaces_module
 from nexus_ablate.track.workspaces import described, specification, workspaces
 
 ENDPOINTS = ("val_loss", "attn/sink_rate")
-NORMS = decode(
+NORMS = from_values(
     {
         "name": "norms",
         "question": "Is RMSNorm worse?",
         "baseline": ["train.steps=9"],
-        "arms": [["norm=layer"], ["norm=none"]],
+        "arms": {"layer": "norm=layer", "none": "norm=none"},
         "endpoints": [*ENDPOINTS],
     }
 )
@@ -98,7 +97,9 @@ def test_every_metric_of_a_panel_is_one_that_a_run_logs(views, tiny_run):
 def test_a_study_has_a_section_that_asks_its_question_and_a_workspace_of_its_runs_alone(views):
     project, study = views
     (panel,) = panels(project)["study norms"]
-    assert panel["value"].startswith("**Is RMSNorm worse?**\n\nBaseline: train.steps=9\n\n- norm=layer\n- norm=none\n")
+    assert panel["value"].startswith(
+        "**Is RMSNorm worse?**\n\nBaseline: train.steps=9\n\n- layer: norm=layer\n- none: norm=none\n"
+    )
     (link,) = re.findall(r"\(\?nw=(\w+)\)", panel["value"])
     assert study["name"] == f"nw-{link}-v" and study["displayName"] == "nexus-ablate: norms"
     assert titled(study).keys() - titled(project).keys() == {"val_loss by arm", "sink rate by arm"}
@@ -108,8 +109,9 @@ def test_a_study_has_a_section_that_asks_its_question_and_a_workspace_of_its_run
 
 
 def test_what_a_user_named_is_text_and_not_markup():
-    arm = StudyArm(name="*y*", overrides=["norm=layer"])
-    text = described(Study(name="a", design="list", question="[a](http://evil) <script>", baseline=["`x`"], arms=[arm]))
+    text = described(
+        Study(name="a", question="[a](http://evil) <script>", baseline=["`x`"], arms={"*y*": ["norm=layer"]})
+    )
     assert not set("<>[]`") & set(text) and text.count("*") == 4
 
 
@@ -176,14 +178,14 @@ def test_a_dry_run_writes_the_specification_and_asks_nobody(server, tmp_path, ca
     assert server.requests == 0
 
 
-def test_a_study_with_strata_has_a_workspace_of_each(server, tmp_path, capsys):
+def test_a_study_with_settings_has_a_workspace_of_each(server, tmp_path, capsys):
     def filtered(study):
         assert cli.main(["dashboard", "--study", study, "--dry-run"]) == 0
         _, *views = json.loads(capsys.readouterr().out)["views"]
         return [re.findall(r'"(\w+@[\w-]+)"', json.dumps(view["spec"]["section"]["runSets"]))[0] for view in views]
 
-    for stratum in ("n_layers-4", "n_layers-24"):
-        (tmp_path / "runs" / f"mine@{stratum}").mkdir(parents=True)
+    for setting in ("n_layers-4", "n_layers-24"):
+        (tmp_path / "runs" / f"mine@{setting}").mkdir(parents=True)
     assert filtered("mine") == filtered("runs/mine") == ["mine@n_layers-24", "mine@n_layers-4"]
 
 

@@ -13,8 +13,8 @@ from nexus_ablate.cli import main
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.resolve import from_values
 from nexus_ablate.data import Batches, prepare
+from nexus_ablate.launch import cost
 from nexus_ablate.model import build_model
-from nexus_ablate.planning import preview
 from nexus_ablate.training.checkpoint import load_newest
 
 GROUPS = "optim.groups=[embedding:lr:0.1,head:weight_decay:0,ffn_out:lr:3:weight_decay:0.5]"
@@ -121,9 +121,9 @@ def test_without_factors_an_identity_is_what_it_was_and_equal_factors_are_one_ar
 
 
 def test_a_study_varies_factors_and_refuses_those_of_a_role_that_an_arm_lacks(capsys, monkeypatch):
-    monkeypatch.setattr(preview, "measured_speed", lambda config, threads: None)
+    monkeypatch.setattr(cost, "measured_speed", lambda config, threads: None)
     words = ["vary.optim.groups=[],[embedding:lr:0.1],[embedding:lr:10],[gate:lr:2]", "train.steps=2"]
-    assert main(["plan", "mine", *words, "--full"]) == 0
+    assert main(["plan", "mine", *words]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "optim.groups=embedding_lr_0.1" in shown and "optim.groups=embedding_lr_10" in shown
     assert "equal optim.groups=[] is baseline" in shown

@@ -12,15 +12,20 @@ import numpy as np
 import pytest
 
 from nexus_ablate import compare, compose, train
-from nexus_ablate.comparison.judging import judge_losses
-from nexus_ablate.comparison.terms import Terms
-from nexus_ablate.comparison.verdict import BETTER, WORSE
+from nexus_ablate.comparison.statistics import LEVEL, paired_effect, sidak
+from nexus_ablate.comparison.verdict import BETTER, WORSE, Counts, word_of
+from nexus_ablate.study.endpoint import Endpoint
 
 BANK = json.loads((Path(__file__).parent / "bank.json").read_text())
 
 
 def words(losses):
-    return [result.word for result in judge_losses(losses, Terms()).results[1:]]
+    """The words of arms against the first."""
+    found, seeds = [], losses.shape[1]
+    for arm in losses[1:]:
+        effect = paired_effect(arm - losses[0], sidak(LEVEL, len(losses) - 1))
+        found.append(word_of(Endpoint("val_loss"), effect, Counts(seeds, 0, seeds, 0), [], False))
+    return found
 
 
 @pytest.mark.parametrize(("tables", "accepted"), [(200, 18), pytest.param(1000, 67, marks=pytest.mark.slow)])
@@ -59,6 +64,5 @@ def test_a_renamed_copy_with_other_probes_is_identical_to_the_last_bit(tiny_run,
     for seed in range(2):
         train(compose([*tiny_run("probe=off"), f"seed={seed}"]), quiet=True, arm="baseline")
         train(compose([*tiny_run("probe=full", "probe.every=3"), f"seed={seed}"]), quiet=True, arm="renamed")
-    comparison = compare(tmp_path / "runs")
-    assert [str(row.verdict) for row in comparison.results[1:]] == ["IDENTICAL"]
-    assert comparison.results[1].differences == [0.0, 0.0]
+    (row,) = compare(tmp_path / "runs/scratch").tables[0].rows[1:]
+    assert row.word == "IDENTICAL" and row.differences.tolist() == [0.0, 0.0]

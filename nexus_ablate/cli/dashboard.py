@@ -11,7 +11,7 @@ from nexus_ablate.errors import OK, ConfigError, unknown
 from nexus_ablate.masking import mask
 
 if TYPE_CHECKING:
-    from nexus_ablate.study.schema import Study
+    from nexus_ablate.study.study import Study
 
 VERB = Verb(
     "dashboard",
@@ -59,23 +59,22 @@ def run(words: list[str], flags: Flags) -> int:
 
 
 def _studies(name: str) -> list[Study]:
-    """A study by its directory, its name under runs/, or its name in conf/studies; with strata, each of them.
+    """A study by its directory, its name under runs/, or its name in conf/studies; each of its settings.
 
     Raises:
         ConfigError: It is none of these.
     """
-    from nexus_ablate.runs.record import with_strata
-    from nexus_ablate.study.decoding import read_study
-    from nexus_ablate.study.definition import read_request, shipped_studies, strata_of
-    from nexus_ablate.study.schema import Study
+    from nexus_ablate.study.definition import folders_of, read_study, settings_of, shipped_studies
+    from nexus_ablate.study.record import load
+    from nexus_ablate.study.study import Study
 
     for place in (Path(name), Path("runs", name)):
         studies = []
-        for folder in filter(Path.is_dir, with_strata(place)):
+        for folder in filter(Path.is_dir, folders_of(place)):
             called = folder.resolve().name
-            studies.append(read_study(folder) or Study(name=called, design="list", question=f"the runs of {called}"))
+            studies.append(load(folder) or Study(name=called, question=f"the runs of {called}"))
         if studies:
             return studies
     if name not in shipped_studies():
         raise unknown("there is no study of this name, and no directory", name, shipped_studies())
-    return [request.study for request in strata_of(read_request([name]))]
+    return settings_of(read_study([name])[0])

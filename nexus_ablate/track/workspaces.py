@@ -19,7 +19,7 @@ from nexus_ablate.errors import ConfigError
 from nexus_ablate.masking import mask
 from nexus_ablate.measure.measures import MEASURES, Measure, expression
 from nexus_ablate.report.run_picture import HEAT_MAPS
-from nexus_ablate.study.schema import Study
+from nexus_ablate.study.study import Study
 from nexus_ablate.track.account import LOG_IN, asked, quiet_client
 
 if TYPE_CHECKING:
@@ -37,10 +37,10 @@ def described(study: Study) -> str:
     lines = [f"**{_plain(study.question)}**", ""]
     if study.baseline:
         lines += [f"Baseline: {_plain(', '.join(study.baseline))}", ""]
-    for arm in study.arms:
-        lines.append(f"- {_plain(arm.name or ', '.join(arm.overrides))}")
-    for key, levels in study.factors.items():
-        lines.append(f"- {_plain(key)}: {_plain(', '.join(levels))}")
+    for name, overrides in study.arms.items():
+        lines.append(f"- {_plain(name)}: {_plain(' '.join(overrides))}")
+    for key, values in study.vary.items():
+        lines.append(f"- {_plain(key)}: {_plain(', '.join(values))}")
     return "\n".join(lines)
 
 
@@ -59,14 +59,14 @@ def workspaces(project: str, entity: str, studies: Sequence[Study]) -> list[Work
     about = []
     boards = []
     for study in studies:
-        link = f"[Its runs alone](?nw={view_id(project, study.name)})"
+        link = f"[Its runs alone](?nw={view_id(project, study.folder_name)})"
         text = wr.MarkdownPanel(markdown=f"{described(study)}\n\n{link}")
-        about.append(ws.Section(name=f"study {study.name}", panels=[text], is_open=True))
+        about.append(ws.Section(name=f"study {study.folder_name}", panels=[text], is_open=True))
         panels: list[Any] = [wr.MarkdownPanel(markdown=described(study))]
         for endpoint in study.endpoints:
             panels.append(_bars(endpoint.name, endpoint.measure.title or endpoint.name))
         question = ws.Section(name="question", panels=panels, is_open=True)
-        boards.append(_workspace(project, entity, study.name, [question]))
+        boards.append(_workspace(project, entity, study.folder_name, [question]))
     return [_workspace(project, entity, "", about), *boards]
 
 
