@@ -38,8 +38,7 @@ LAYERS = (
     "track",
     "pretrained",
     "training",
-    "planning",
-    "execution",
+    "launch",
     "bench",
     "api",
     "cli",
@@ -49,8 +48,8 @@ LAYERS = (
 public functions, from any."""
 
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names.split()}
-HYDRA = {"config", "execution", "cli"}
-HOME = {"hydra": HYDRA, "omegaconf": HYDRA, "wandb": {"track"}, "submitit": {"execution"}}
+HYDRA = {"config", "launch", "cli"}
+HOME = {"hydra": HYDRA, "omegaconf": HYDRA, "wandb": {"track"}, "submitit": {"launch"}}
 HOME["wandb_workspaces"] = HOME["wandb"]
 
 
@@ -147,8 +146,8 @@ def test_hydra_wandb_and_submitit_stay_at_home():
 
 SLOW = {"wandb", "wandb_workspaces", "pandas", "datasets", "tokenizers", "scipy", "matplotlib", "hydra"}
 WITHOUT_TORCH = """
-errors plain_data gpus console provenance pretrained masking execution config cli runs track data comparison report
-study planning api
+errors plain_data gpus console provenance pretrained masking launch config cli runs track data comparison report
+study api
 """.split()
 """Rooms that are imported without torch, besides the package itself."""
 
@@ -200,8 +199,8 @@ def test_a_class_has_a_name_of_its_own():
 
 def test_a_second_class_of_a_name_would_be_found():
     sources = package_sources()
-    sources["nexus_ablate.planning.preview"] += "\nclass Verdict: ...\n"
-    assert shared_class_names(sources)["Verdict"] == ["comparison.verdict", "planning.preview"]
+    sources["nexus_ablate.launch.states"] += "\nclass Verdict: ...\n"
+    assert shared_class_names(sources)["Verdict"] == ["comparison.verdict", "launch.states"]
 
 
 def test_no_module_is_called_after_nothing():

@@ -10,9 +10,10 @@ import torch._dynamo
 from options import EVERY_OPTION
 
 from nexus_ablate.config.compose import compose
-from nexus_ablate.execution.local_pool import Worker
-from nexus_ablate.execution.multirun import job_of
-from nexus_ablate.execution.worker import Task
+from nexus_ablate.launch.launch import plan
+from nexus_ablate.launch.local import Worker
+from nexus_ablate.launch.multirun import study_of
+from nexus_ablate.launch.worker import Task
 from nexus_ablate.measure.probe import evaluation_mode
 from nexus_ablate.model import build_model
 from nexus_ablate.runs import read_jsonl, read_run
@@ -61,9 +62,10 @@ def compiler_facts(overrides):
 
 def trained(arms, folder, overrides):
     """Rows of each arm, all trained by one worker process in this order; nothing that a clock says."""
-    worker, result = Worker(1, False, folder / "worker.log"), {}
+    worker, result = Worker(1, "", folder / "worker.log"), {}
     for name in arms:
-        answer = worker.train(Task.of(job_of([*overrides, name], name, ""), {}), lambda: False)
+        (job,) = plan(*study_of([*overrides, name])).jobs
+        answer = worker.train(Task.of(job, {}), lambda: False)
         assert answer.status == 0, answer.reason
         record = read_run(answer.path)
         rows = [

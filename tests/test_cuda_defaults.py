@@ -12,10 +12,10 @@ from nexus_ablate.cli import main
 from nexus_ablate.config.compose import compose, differences
 from nexus_ablate.config.resolve import from_values
 from nexus_ablate.gpus import described_gpus
-from nexus_ablate.planning.jobs import Runs
-from nexus_ablate.planning.study_yaml import write_record
+from nexus_ablate.launch.launch import plan
 from nexus_ablate.runs import arm_name, find_runs, identity, read_run
-from nexus_ablate.study.definition import read_request
+from nexus_ablate.study.definition import read_study
+from nexus_ablate.study.record import save
 from nexus_ablate.training.session import train
 
 H100, A100, V100 = "NVIDIA H100 80GB HBM3, 9.0, 81559", "NVIDIA A100-SXM4-40GB, 8.0, 40960", "Tesla V100, 7.0, 16384"
@@ -99,27 +99,23 @@ def test_what_auto_meant_is_saved_and_read_again_on_any_machine(machine):
 
 
 def test_a_study_keeps_the_precision_of_its_first_launch_on_every_machine(machine, tmp_path):
-    words = ["mine", "vary.norm=layer", *TINY, f"runs_dir={tmp_path / 'runs'}", "seeds=0"]
+    words = ["mine", "vary.norm=layer", *TINY, f"runs_dir={tmp_path / 'runs'}", "seeds=0,1"]
     machine(H100)
-    request = read_request(words)
-    runs = Runs.of(request)
-    write_record(runs)
-    paths = [job.path for job in runs.claims]
+    first = plan(*read_study(words))
+    first.folder.mkdir(parents=True)
+    save(first.study, first.folder)
     machine()
-    again = read_request(["mine", f"runs_dir={tmp_path / 'runs'}"])
-    assert [job.path for job in Runs.of(again).claims] == paths
-    explicit = read_request([*words, "train.precision=bf16"])
-    write_record(Runs.of(explicit))
-    other = read_request(words)
-    with pytest.raises(errors.ConfigError, match="has changed since its first launch") as refused:
-        write_record(Runs.of(other))
-    assert "train.precision=bf16" in refused.value.got
+    for again in (words, ["mine", f"runs_dir={tmp_path / 'runs'}"], [*words, "train.precision=bf16"]):
+        assert [job.path for job in plan(*read_study(again)).jobs] == [job.path for job in first.jobs]
+    with pytest.raises(errors.ConfigError, match="was launched otherwise") as refused:
+        plan(*read_study([*words, "train.precision=fp32"]))
+    assert "train.precision: bf16 -> fp32" in refused.value.got
 
 
 def test_a_job_of_a_study_has_its_precision_on_every_machine(machine, tmp_path):
     machine()
-    request = read_request(["mine", "vary.norm=layer", "vary.train.precision=bf16", *TINY, f"runs_dir={tmp_path}"])
-    jobs = Runs.of(request).claims
+    words = ["mine", "vary.norm=layer", "vary.train.precision=bf16", *TINY, f"runs_dir={tmp_path}"]
+    jobs = plan(*read_study(words)).jobs
     machine(H100)
     assert [compose(job.overrides).train.precision for job in jobs] == [job.config.train.precision for job in jobs]
     assert {job.config.train.precision for job in jobs} == {"fp32", "bf16"}

@@ -20,7 +20,7 @@ from written_runs import Writer
 from nexus_ablate import errors
 from nexus_ablate.cli import main
 from nexus_ablate.cli.list import catalogue
-from nexus_ablate.cli.verb import verb_names
+from nexus_ablate.cli.verb import all_verbs, verb_names
 from nexus_ablate.measure.measures import SECTIONS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -88,7 +88,7 @@ def desk(tmp_path, monkeypatch):
     monkeypatch.setattr(Slurm, "check", lambda _: None)
     monkeypatch.setattr(Slurm, "run", run)
     monkeypatch.setattr(evaluation, "evaluate", lambda path, names: {name: {"not_defined": "here"} for name in names})
-    monkeypatch.setattr(launch, "check_passes", lambda *_: None)  # its text is short
+    monkeypatch.setattr(launch, "prepare_data", lambda _: None)  # its texts are short, or on the Hub
 
 
 def with_what_it_needs(words: list[str], place: Path) -> None:
@@ -113,6 +113,12 @@ def test_the_pages_have_commands():
 def test_the_page_of_the_command_line_shows_every_verb():
     page = (ROOT / "docs/command_line.md").read_text()
     assert {name for name in verb_names() if f"`nexus-ablate {name}" not in page} == set()
+
+
+def test_every_flag_that_a_page_names_is_one_of_a_verb():
+    flags = {flag.name for verb in all_verbs() for flag in verb.flags} | {"--plugin"}
+    named = {flag for page in PAGES for flag in re.findall(r"`(--[a-z][a-z-]*)", page.read_text())}
+    assert named - flags == set()
 
 
 LONG = re.compile("bench position|model=micro")

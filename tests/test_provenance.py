@@ -24,12 +24,11 @@ from nexus_ablate.axes.norm import NORM
 from nexus_ablate.cli import main
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.plugins import VARIABLE, add_plugins
-from nexus_ablate.execution.multirun import job_of
-from nexus_ablate.execution.worker import Task
-from nexus_ablate.planning.jobs import Runs
+from nexus_ablate.launch.launch import plan
+from nexus_ablate.launch.worker import Task
 from nexus_ablate.provenance import COMPUTES_NOTHING, PACKAGE, computes, differ, source_hash, source_hashes, text_hash
 from nexus_ablate.runs import find_runs, read_run
-from nexus_ablate.study.definition import read_request
+from nexus_ablate.study.definition import read_study
 from nexus_ablate.training.session import train
 from tests.trial_norm import write_plugin
 from tests.written_runs import without_checksum
@@ -231,42 +230,10 @@ def test_an_edited_plugin_is_other_code_and_its_comments_are_none(tiny_run, tmp_
     assert f"was made by other code (plugin {directory.name} differs); training again" in again()
 
 
-STUDY = ["study", "tiny", "vary.norm=layer", "seeds=0,1"]
-
-
-def test_a_study_with_finished_runs_of_other_code_is_refused_before_anything_is_made(
-    tiny_run, checkout, tmp_path, capsys
-):
-    study = [*STUDY, *(text for text in tiny_run("train.steps=2") if text != "train.threads=1")]
-    request = read_request(study[1:])
-    for job in Runs.of(request).claims:
-        train(compose([*job.overrides, "train.threads=1"]), quiet=True, arm=job.arm)
-    checkout.edit("nexus_ablate/axes/norm.py", "from __future__", "# a comment\nfrom __future__")
-    assert main(study) == 0
-    assert "nothing to run: all 4 runs have ended" in capsys.readouterr().err
-    assert yaml.safe_load((request.directory / "study.yaml").read_text())["source"] == source_hash()
-
-    checkout.edit("nexus_ablate/axes/norm.py", "from __future__", "import math\nfrom __future__")
-    checkout.edit("nexus_ablate/model.py", "from __future__", "import math\nfrom __future__")
-    assert yaml.safe_load((request.directory / "study.yaml").read_text())["source"] != source_hash()
-    (request.directory / "study.yaml").unlink()
-    before = bytes_of(tmp_path / "runs")
-    assert main(study) == errors.CONFIG
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 3
-    assert "study tiny has finished runs by other code: axes/norm.py and model.py differ" in lines[0]
-    assert "4 of 4 runs" in lines[1] and "baseline/s0-" in lines[1]
-    assert "--retrain" in lines[2]
-    assert bytes_of(tmp_path / "runs") == before
-
-    assert main(["plan", *study[1:]]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "has finished runs by other code: axes/norm.py and model.py differ; try add --retrain" in said
-
-
 def test_a_worker_that_finds_other_code_than_its_driver_trains_nothing(tiny_run, tmp_path):
     """The code may be edited while a study runs, and a worker be started after that."""
-    task = replace(Task.of(job_of(tiny_run(), "baseline", ""), {}), source="0" * 64)
+    planned = plan(*read_study(["mine", "vary.norm=layer", *tiny_run()]))
+    task = replace(Task.of(planned.jobs[0], {}), source="0" * 64)
     with pytest.raises(errors.ConfigError, match="the code changed"):
         task.train()
     assert not (tmp_path / "runs").exists()

@@ -15,7 +15,7 @@ from nexus_ablate.measure.counts import parameters
 from nexus_ablate.measure.initial import initial_of, initial_signal
 from nexus_ablate.measure.regime import has_learned, regime_of
 from nexus_ablate.model import build_model, countable_model
-from nexus_ablate.planning import preview
+from nexus_ablate.launch import cost
 
 SIZE = ("model.n_layers=1", "model.d_model=16", "model.n_heads=2", "model.context=8")
 SMALL = (*SIZE, "train.batch_size=4", "optim.lr=3e-3")
@@ -131,7 +131,7 @@ def test_an_init_that_a_parametrization_refuses_is_not_advised():
 
 
 def test_the_guards_stand_in_plan_header_and_comparison(text, capsys, monkeypatch):
-    monkeypatch.setattr(preview, "measured_speed", lambda config, threads: None)
+    monkeypatch.setattr(cost, "measured_speed", lambda config, threads: None)
     long = ("optim.warmup=100", "init=gpt2", "train.steps=8", "train.eval_tokens=64")
     warm, linear = "the warm-up of 100 steps is as long as the run (8 steps)", "the FFN starts nearly linear"
     shown = planned(capsys, *text, "vary.norm=layer", *long)
@@ -186,7 +186,7 @@ def planned(capsys, *words):
 
 
 def test_plan_states_the_regime_and_warns_where_weight_decay_cannot_matter(text, capsys, monkeypatch):
-    monkeypatch.setattr(preview, "measured_speed", lambda config, threads: None)
+    monkeypatch.setattr(cost, "measured_speed", lambda config, threads: None)
     shown = planned(capsys, *text, "vary.norm=layer", "train.steps=100")
     assert "tokens per parameter, 0.89 epochs" in shown
     assert "WARN regime: weight decay is barely active (time scale" in shown

@@ -166,8 +166,7 @@ def only_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no command train, measure or ask a server: it is accepted when it begins to."""
     from nexus_ablate.bench import axis_cost
     from nexus_ablate.cli import doctor
-    from nexus_ablate.execution import local_pool
-    from nexus_ablate.planning import cost, match, preview
+    from nexus_ablate.launch import cost, local
     from nexus_ablate.training import session
 
     def begin(*_: Any, **__: Any) -> None:
@@ -175,14 +174,12 @@ def only_checks(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(session, "train", begin)
     monkeypatch.setattr(axis_cost, "bench_axis", begin)
-    monkeypatch.setattr(local_pool.LocalPool, "run", begin)
-    monkeypatch.setattr("nexus_ablate.execution.hydra_launcher.HydraLauncher.run", begin)
-    for module in (cost, match, preview):
-        monkeypatch.setattr(module, "measured_speed", lambda config, threads: 1000.0)
+    monkeypatch.setattr(local.LocalPool, "run", begin)
+    monkeypatch.setattr("nexus_ablate.launch.hydra.HydraLauncher.run", begin)
+    monkeypatch.setattr(cost, "measured_speed", lambda config, threads: 1000.0)
     monkeypatch.setattr(doctor, "reachable", lambda name, url: doctor.MachineCheck(name, False, "not asked", "nothing"))
-    for verb in ("status", "compare"):  # --watch
-        # not time.sleep itself: a library that is first imported here would keep it
-        monkeypatch.setattr(f"nexus_ablate.cli.{verb}.time", SimpleNamespace(sleep=begin))
+    # --watch; not time.sleep itself: a library that is first imported here would keep it
+    monkeypatch.setattr("nexus_ablate.cli.status.time", SimpleNamespace(sleep=begin))
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)

@@ -15,8 +15,7 @@ from faults.bench import at_step, only, run, sizes
 from nexus_ablate.comparison import load
 from nexus_ablate.comparison.within_stratum import compare_stratum as compare
 from nexus_ablate.config.compose import compose
-from nexus_ablate.execution.run_states import Watcher
-from nexus_ablate.execution.state_table import summary, table, troubles
+from nexus_ablate.launch.states import read_lines, summary, table, troubles
 from nexus_ablate.training import checkpoint, trainer
 from nexus_ablate.training import display as display_module
 from nexus_ablate.training.display import LINE_SECONDS, Display
