@@ -37,14 +37,7 @@ from nexus_ablate.training.device import IDLE, choose_threads, device_of, proces
 from nexus_ablate.training.display import Display
 from nexus_ablate.training.distributed import World, check_world, join, place
 from nexus_ablate.training.evaluation import evaluate
-from nexus_ablate.training.memory import (
-    check_memory,
-    device_memory,
-    keep_freed_memory,
-    least_bytes,
-    out_of_memory,
-    too_large,
-)
+from nexus_ablate.training.memory import keep_freed_memory, out_of_memory, too_large
 from nexus_ablate.training.start import check_start, initial_model, science_of
 
 
@@ -125,8 +118,6 @@ def _lead(
     world: World, config: RunConfig, overrides: list[str], display: Any, arm: str, run_conditions: dict[str, Any]
 ) -> Outcome:
     """Train in the first process of a run, usually the only one."""
-    from nexus_ablate.optimizers import OPTIM
-
     data = prepare(config.data, context=config.model.context)
     arm = arm or arm_name(differences(config))
     ident = identity_of(config, data.fingerprint)
@@ -137,14 +128,10 @@ def _lead(
     env = environment(sys.argv) | code | {"world_size": world.size} | run_conditions
     path = run_path(config.runs_dir, config.experiment, arm, config.seed, ident)
     launch = Launch(ident, config_yaml, overrides, env)
-    state_bytes = OPTIM.get(config.optim.name).state_bytes
-    known = {"vocab_size": data.vocab_size, "state_bytes": state_bytes, "processes": world.size}
 
     def check() -> None:
         check_passes(config, len(data.train))
         check_start(config, data.vocab_size)
-        runs = run_conditions.get("runs_per_device", 1) if world.device.type == "cuda" else 1
-        check_memory(config, *device_memory(world.device, runs), **known)
 
     def is_wanted(result: Path) -> bool:
         return not other_arithmetic(config, result)
@@ -187,7 +174,7 @@ def _lead(
         except BaseException as error:
             known_error = error
             if out_of_memory(error):
-                known_error = too_large(config, "memory ran out", least_bytes(config, **known) // 2, **known)
+                known_error = too_large(config)
             elif isinstance(error, OSError):  # from reads and writes that bypass runs/files.py
                 known_error = refused(error)
             _give_up(run, display, known_error, "" if isinstance(error, UserError) else traceback.format_exc())
