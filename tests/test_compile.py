@@ -61,7 +61,7 @@ def compiler_facts(overrides):
 
 def trained(arms, folder, overrides):
     """Rows of each arm, all trained by one worker process in this order; nothing that a clock says."""
-    worker, result = Worker(1, False, folder / "worker.log"), {}
+    worker, result = Worker(1, None, folder / "worker.log"), {}
     for name in arms:
         answer = worker.train(Task.of(job_of([*overrides, name], name, ""), {}), lambda: False)
         assert answer.status == 0, answer.reason

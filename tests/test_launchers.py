@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib.util
-import multiprocessing
 import os
 import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +20,6 @@ from nexus_ablate.config.compose import compose
 from nexus_ablate.execution import hydra_launcher, local_pool
 from nexus_ablate.execution.worker import JobResult
 from nexus_ablate.runs import find_runs, read_run
-from nexus_ablate.training import device
 from tests.test_study_queue import nexus, rows, start
 from tests.trial_norm import BAD, WORDS, write_plugin
 
@@ -306,58 +302,24 @@ def test_a_launcher_that_is_not_installed_is_named_with_its_package(
 # ------------------------------------------------------------------------------------------------------ whose GPU it is
 
 
-@pytest.fixture
-def leased(tmp_path, monkeypatch):
-    """Processes that each take a GPU of a list that is faked, and hold it until they are killed."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(device, "_leases", [])  # a process that is forked has those of this one
-    forking, held = multiprocessing.get_context("fork"), []
-
-    def take(visible="0,1", locked=True, **variables):
-        ours, theirs = forking.Pipe()
-
-        def hold():
-            os.environ.update({"CUDA_VISIBLE_DEVICES": visible} | variables)
-            if not locked:
-                fcntl.flock = lambda *_: None
-            device.lease_gpu()
-            theirs.send(os.environ["CUDA_VISIBLE_DEVICES"])
-            time.sleep(600)
-
-        held.append(forking.Process(target=hold))
-        held[-1].start()
-        return ours.recv(), held[-1]
-
-    yield take
-    for process in held:
-        process.kill()
-        process.join()
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [("0,1", ["0", "1", "0"]), ("2,GPU-a", ["2", "GPU-a", "2"]), (" 3 ,,-1", ["3", "3", "3"]), ("", [None] * 3)],
+)
+def test_workers_take_the_visible_gpus_in_turn(monkeypatch, visible, expected):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [gpus.gpu_of_worker(number) for number in range(3)] == expected
 
 
-def test_processes_spread_over_the_gpus_and_share_when_there_are_no_more(leased):
-    assert [leased()[0] for _ in range(5)] == ["0", "1", "0", "1", "0"]
+class SeenGpu:
+    """A task that says which GPU it may use."""
+
+    def train(self, warned):
+        return JobResult(errors.OK, os.environ["CUDA_VISIBLE_DEVICES"])
 
 
-def test_a_lease_ends_with_its_process_however_that_ends(leased):
-    first, process = leased("2,GPU-a/b")
-    assert first == "2"
-    assert leased("2,GPU-a/b")[0] == "GPU-a/b"
-    process.kill()
-    process.join()
-    assert leased("2,GPU-a/b")[0] == "2"
-
-
-def test_a_process_that_sees_one_gpu_lets_the_others_know(leased):
-    assert leased("1")[0] == "1"
-    assert leased("1,3")[0] == "3"
-
-
-def test_without_the_lock_every_process_would_take_the_first(leased):
-    assert [leased(locked=False)[0] for _ in range(3)] == ["0", "0", "0"]
-
-
-def test_torchrun_and_machines_without_gpus_are_left_alone(leased, monkeypatch):
-    assert leased(LOCAL_RANK="1")[0] == "0,1"
-    assert leased("")[0] == ""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", " 3 ,,-1")
-    assert gpus.visible_gpus() == ["3"]
+def test_a_worker_sees_its_gpu_only(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    worker = local_pool.Worker(1, "1", tmp_path / "worker.log")
+    assert worker.train(SeenGpu(), lambda: False).reason == "1"
+    worker.close()

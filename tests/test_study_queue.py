@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +17,7 @@ from nexus_ablate import errors
 from nexus_ablate.cli import main
 from nexus_ablate.comparison.learning_rates import rate_at
 from nexus_ablate.config.compose import compose
-from nexus_ablate.execution.local_pool import Worker, mark_failed
+from nexus_ablate.execution.local_pool import mark_failed
 from nexus_ablate.planning import cores_and_gpus
 from nexus_ablate.planning.cores_and_gpus import Places, places_for
 from nexus_ablate.planning.cost import cost_of
@@ -27,7 +25,6 @@ from nexus_ablate.planning.jobs import Runs
 from nexus_ablate.runs import find_runs, read_jsonl, read_run
 from nexus_ablate.study.decoding import read_study
 from nexus_ablate.study.definition import read_request
-from nexus_ablate.training import device
 from nexus_ablate.training.device import IdleCores
 from nexus_ablate.training.session import train
 
@@ -378,51 +375,13 @@ def test_cores_and_memory_are_shared(tiny, monkeypatch):
     assert where.run_conditions == {"workers": 2, "runs_per_device": 1}
 
 
-def test_a_study_takes_the_gpus_that_no_other_study_holds_and_as_many_runs_on_each_as_asked_for(monkeypatch, tmp_path):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+@pytest.mark.parametrize(("per_gpu", "expected"), [(1, (3, 1)), (2, (6, 2))])
+def test_a_study_has_as_many_workers_on_each_visible_gpu_as_asked_for(monkeypatch, per_gpu, expected):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     jobs = [SimpleNamespace(config=compose(["train.threads=1"]))] * 9
-    held = device._lease("1", 0)
-    where = places_for(jobs, "auto")
-    assert (where.workers, where.gpus) == (2, ["0", "2"])
-    assert places_for(jobs, "auto", per_gpu=2).run_conditions == {"workers": 4, "runs_per_device": 2}
-    others = [device._lease(gpu, 0) for gpu in "02"]
-    where = places_for(jobs, "auto", per_gpu=2)
-    assert (where.workers, where.gpus) == (1, ["0", "1", "2"]), "every GPU is in use: one run shares the least used"
-    for descriptor in (held, *others):
-        os.close(descriptor)
-    assert places_for(jobs, "auto").workers == 3
-
-
-@pytest.mark.slow
-def test_the_workers_of_two_studies_hold_different_gpus(tmp_path, monkeypatch):
-    """On a machine that says it has three GPUs: each worker reserves one, and so does a run in another terminal."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
-    workers = [Worker(1, True, None) for _ in range(3)]
-    for worker in workers:
-        worker._started()
-    until(lambda: len(leases_of(tmp_path)) == 3)
-    assert leases_of(tmp_path) == {"gpu-0.0", "gpu-1.0", "gpu-2.0"}
-    for worker in workers:
-        worker.close()
-    alone = Worker(1, False, None)  # without a reservation
-    alone._started()
-    time.sleep(1)
-    assert leases_of(tmp_path) == set()
-    alone.close()
-
-
-def leases_of(folder):
-    """The lease files that a process holds now."""
-    held = set()
-    for path in folder.glob("nexus_ablate-*/gpu-*"):
-        with open(path) as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                held.add(path.name)
-    return held
+    where = places_for(jobs, "auto", per_gpu)
+    assert (where.workers, where.run_conditions["runs_per_device"]) == expected
+    assert where.gpus == ["0", "1", "2"]
 
 
 def test_plan_shows_everything_and_writes_nothing(study, tmp_path, monkeypatch, capsys):

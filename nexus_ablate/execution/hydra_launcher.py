@@ -27,6 +27,7 @@ from nexus_ablate.execution.job_progress import JobProgress
 from nexus_ablate.execution.local_pool import Worker
 from nexus_ablate.execution.slurm import refuse_secrets
 from nexus_ablate.execution.worker import JobResult, Task
+from nexus_ablate.gpus import gpu_of_worker
 from nexus_ablate.planning.jobs import Job
 from nexus_ablate.training.signals import StopRequest
 
@@ -159,7 +160,9 @@ def train_current(tasks: Mapping[tuple[str, ...], Task], composed: Any) -> JobRe
     """
     from hydra.core.hydra_config import HydraConfig
 
-    return train_apart(tasks[tuple(HydraConfig.get().overrides.task)])
+    hydra = HydraConfig.get()
+    _worker.gpu = gpu_of_worker(hydra.job.num)
+    return train_apart(tasks[tuple(hydra.overrides.task)])
 
 
 _worker = Worker()

@@ -21,6 +21,7 @@ from nexus_ablate import errors
 from nexus_ablate.errors import AlreadyRunning
 from nexus_ablate.execution.job_progress import JobProgress
 from nexus_ablate.execution.worker import JobResult, Task, reset_peak_memory, work
+from nexus_ablate.gpus import gpu_of_worker
 from nexus_ablate.masking import mask
 from nexus_ablate.planning.cores_and_gpus import places_for
 from nexus_ablate.planning.jobs import Job
@@ -53,8 +54,8 @@ def _without_the_script() -> Iterator[None]:
 class Worker:
     """A worker process. It starts with its first job, and again after a job took it down. Arguments: as `work`."""
 
-    def __init__(self, threads: int | None = None, leases: bool = False, log: Path | None = None) -> None:
-        self.threads, self.leases, self.log = threads, leases, log
+    def __init__(self, threads: int | None = None, gpu: str | None = None, log: Path | None = None) -> None:
+        self.threads, self.gpu, self.log = threads, gpu, log
         self._process: SpawnProcess | None = None
         self._pipe: connection.Connection
 
@@ -67,7 +68,7 @@ class Worker:
                 os.close(open_regular(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
         context = get_context("spawn")
         self._pipe, end = context.Pipe()
-        arguments = (end, self.threads, self.leases, self.log)
+        arguments = (end, self.threads, self.gpu, self.log)
         self._process = context.Process(target=work, args=arguments, name="worker")
         with _without_the_script():
             self._process.start()
@@ -152,7 +153,10 @@ class LocalPool:
         progress.queued(len(jobs), where.description)
         logs = progress.directory / ".workers"
         make_directory(logs, logs.parents[1])
-        workers = [Worker(where.threads, bool(where.gpus), logs / f"worker{n}.log") for n in range(where.workers)]
+        workers = []
+        for number in range(where.workers):
+            gpu = gpu_of_worker(number) if where.gpus else None
+            workers.append(Worker(where.threads, gpu, logs / f"worker{number}.log"))
         idle: SimpleQueue[Worker] = SimpleQueue()
         for worker in workers:
             idle.put(worker)

@@ -111,14 +111,14 @@ def result_of(error: Exception) -> JobResult:
     return JobResult(errors.BUG, errors.described(error))
 
 
-def work(pipe: connection.Connection, threads: int | None, leases: bool, log: Path | None) -> None:
+def work(pipe: connection.Connection, threads: int | None, gpu: str | None, log: Path | None) -> None:
     """Train the tasks that come through the pipe, until the driver closes it or dies.
 
     torch is imported with the first task, after this process's threads and GPU are set.
 
     Args:
         threads: Number of CPU threads; None: each run decides.
-        leases: Whether it reserves a GPU before its first run, and until it ends.
+        gpu: The only GPU that it sees, as CUDA_VISIBLE_DEVICES names it; None: all that the driver sees.
         log: The file for its output; None: the driver's output, with the progress of each run.
     """
     for number in (signal.SIGINT, signal.SIGHUP):  # they reach the whole process group; the driver handles them
@@ -131,12 +131,12 @@ def work(pipe: connection.Connection, threads: int | None, leases: bool, log: Pa
     if threads is not None:
         for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
             os.environ[variable] = str(threads)
+    if gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
 
-    from nexus_ablate.training.device import lease_gpu, share_cores_politely
+    from nexus_ablate.training.device import share_cores_politely
 
     share_cores_politely()
-    if leases:
-        lease_gpu()
     while True:
         try:
             task: Task = pipe.recv()

@@ -9,12 +9,12 @@ from nexus_ablate.console import several
 from nexus_ablate.gpus import visible_gpus
 from nexus_ablate.planning.cost import PROCESS_BYTES, cost_of, free_memory
 from nexus_ablate.planning.jobs import Job
-from nexus_ablate.training.device import IdleCores, bound_of_threads, free_gpus
+from nexus_ablate.training.device import IdleCores, bound_of_threads
 
 
 @dataclass(frozen=True)
 class Places:
-    """The number of workers, the CPU threads of each, and the GPUs among which each takes the least used one."""
+    """The number of workers, the CPU threads of each, and the GPUs that they take in turn."""
 
     workers: int
     threads: int
@@ -36,24 +36,23 @@ def places_for(jobs: list[Job], requested: int | str, per_gpu: int = 1) -> Place
 
     Args:
         jobs: The jobs to run.
-        requested: Number of workers; `auto`: `per_gpu` on each GPU that no other study or run uses (one if there is
-            none), or without GPUs one per CPU core as far as the memory suffices for the largest job.
+        requested: Number of workers; `auto`: `per_gpu` on each visible GPU, or without GPUs one per CPU core as
+            far as the memory suffices for the largest job.
         per_gpu: Workers per GPU.
     """
     train = jobs[0].config.train
     gpus = visible_gpus() if train.device in ("auto", "cuda") else []
-    free = free_gpus() if gpus else []
     cores = IdleCores.cores()
     if requested != "auto":
         workers = int(requested)
     elif gpus or train.device not in ("auto", "cpu"):
-        workers = per_gpu * len(free)
+        workers = per_gpu * len(gpus)
     else:
         workers = min(cores, _fitting_memory(jobs))
     workers = max(1, min(workers, len(jobs)))
     share = min(max(1, cores // workers), bound_of_threads() or cores)
     threads = share if train.threads == "auto" else int(train.threads)
-    return Places(workers, threads, free or gpus)
+    return Places(workers, threads, gpus)
 
 
 def _fitting_memory(jobs: list[Job]) -> int:
