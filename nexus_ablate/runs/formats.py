@@ -27,7 +27,7 @@ State = Literal["created", "running", "preempted", "finished", "diverged", "fail
 class StatusRecord(Struct):
     """status.json.
 
-    `owner` and `beat` are of the process that trains, `exit_status` is of a failed run, `files` has the hashes of a run
+    `exit_status` is of a failed run, `files` has the hashes of a run
     with a result.
     """
 
@@ -41,8 +41,6 @@ class StatusRecord(Struct):
     step: Count | None = None
     started: Time | None = None
     updated: Time | None = None
-    owner: str = ""
-    beat: Count = 0
     files: dict[str, str] = {}
 
 

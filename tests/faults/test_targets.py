@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import shutil
@@ -174,24 +173,6 @@ def test_a_folder_that_has_another_s_name_by_now_is_left_to_it(tiny_run, tmp_pat
     assert main(tiny_run()) == errors.STORAGE
     (path,) = (tmp_path / "runs").glob("*/*/*")
     assert [file.name for file in path.iterdir()] == ["LOCK"]
-
-
-def test_a_run_that_another_host_took_over_ends_in_status_6_and_leaves_the_directory_alone(
-    tiny_run, tmp_path, monkeypatch
-):
-    contents = {}
-
-    def take_over(step: int) -> None:
-        if step == 7:
-            path = only(tmp_path / "runs")
-            status = json.loads((path / "status.json").read_text())
-            (path / "status.json").write_text(json.dumps(status | {"owner": "another", "host": "elsewhere"}))
-            contents.update({file: file.read_bytes() for file in path.rglob("*") if file.is_file()})
-
-    at_step(monkeypatch, take_over)
-    assert main(tiny_run()) == errors.ALIVE
-    path = only(tmp_path / "runs")
-    assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == contents
 
 
 @pytest.mark.slow
