@@ -14,9 +14,8 @@ from nexus_ablate import errors
 from nexus_ablate.cli import main
 from nexus_ablate.planning.cores_and_gpus import Places, places_for
 from nexus_ablate.planning.preview import _total
-from nexus_ablate.runs import find_runs, read_run
+from nexus_ablate.runs import atomic_write_json, find_runs, read_run
 from nexus_ablate.runs.lookup import id_of
-from nexus_ablate.runs.record import write_summary
 from nexus_ablate.training.device import IdleCores
 
 STRATA = "question: q?\narms: [norm=layer]\nseeds: [0, 1]\nstrata: {model.n_layers: [1, 2]}\n"
@@ -42,8 +41,8 @@ def test_a_study_stopped_before_a_run_s_evaluations_makes_up_for_them(tiny_run, 
     how = launched(tiny_run, "vary.norm=layer", "seeds=0", "evals=[quantization]")
     first, second = (read_run(path) for path in find_runs([tmp_path / "runs/mine"]))
     assert {"quantization"} <= first.summary.keys() & second.summary.keys()
-    lacking = {name: value for name, value in first.summary.items() if name not in ("quantization", "checksum")}
-    write_summary(first.path, lacking)
+    lacking = {name: value for name, value in first.summary.items() if name != "quantization"}
+    atomic_write_json(first.path / "summary.json", lacking)
     assert main(["study", "mine", *how]) == 0
     assert read_run(first.path).summary["quantization"] == first.summary["quantization"]
     assert read_run(second.path).summary == second.summary

@@ -12,10 +12,23 @@ from nexus_ablate.data.cache import default_cache_dir
 from nexus_ablate.errors import ConfigError, StorageError
 from nexus_ablate.runs import atomic_write, has_status
 from nexus_ablate.runs.files import refuse_impossible_folder
-from nexus_ablate.runs.record import UNCHANGING
 
 PICTURES = (".png", ".pdf", ".svg")
-OF_A_RUN = (*UNCHANGING, "status.json", "summary.json", "decay_groups.json", "wandb.json", "log.txt", "LOCK")
+OF_A_RUN = (
+    "config.yaml",
+    "overrides.txt",
+    "env.json",
+    "init.json",
+    "metrics.jsonl",
+    "probes.jsonl",
+    "evaluation.jsonl",
+    "status.json",
+    "summary.json",
+    "decay_groups.json",
+    "wandb.json",
+    "log.txt",
+    "LOCK",
+)
 OF_A_STUDY = "study.yaml"
 
 _checked: dict[Path, str] = {}

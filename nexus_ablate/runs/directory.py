@@ -34,11 +34,9 @@ from nexus_ablate.runs.ownership import LIVE, LOST_SECONDS, SETTLED, is_beating,
 from nexus_ablate.runs.record import (
     FIRST_KEYS,
     LOGS,
-    file_hashes,
     has_status,
     read_env,
     read_status,
-    write_summary,
 )
 
 HEARTBEAT_SECONDS = 10.0
@@ -110,9 +108,8 @@ class Run:
         if state not in get_args(State):
             raise ValueError(f"no state {state!r}")
         with self._writing:
-            files = file_hashes(self.path) if state in SETTLED else {}
             status = {"state": state, "reason": mask(reason), "traceback": mask(traceback), "exit_status": exit_status}
-            self._write_status({**status, "updated": now(), "files": files})
+            self._write_status({**status, "updated": now()})
 
     def heartbeat(self) -> None:
         """Record that the process is alive; writes at most once in ten seconds."""
@@ -169,7 +166,7 @@ class Run:
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Replace summary.json."""
-        write_summary(self.path, summary, self.require_owner)
+        self.write_json("summary.json", summary)
 
     def write_json(self, name: str, values: dict[str, Any]) -> None:
         """Replace another JSON file of the directory atomically."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import re
 import shlex
@@ -19,13 +17,11 @@ import msgspec
 
 from nexus_ablate.errors import RESTORE, UserError
 from nexus_ablate.plain_data import LARGEST, UNREADABLE, check_plain, load_yaml, strict_loads
-from nexus_ablate.runs.files import atomic_write_json, open_regular, read_regular, strict_json
+from nexus_ablate.runs.files import open_regular, read_regular
 from nexus_ablate.runs.formats import ByHead, ConfigRecord, EnvironmentRecord, RowRecord, StatusRecord, SummaryRecord
 from nexus_ablate.runs.ownership import effective_state
 
 LOGS = ("metrics.jsonl", "probes.jsonl")
-UNCHANGING = ("config.yaml", "overrides.txt", "env.json", "init.json", *LOGS, "evaluation.jsonl")
-"""The files of a run that nothing writes after it has ended."""
 FIRST_KEYS = ("step", "tokens", "flops", "seconds")
 
 DOCUMENT_BYTES = 16 * 2**20
@@ -70,14 +66,10 @@ def read_run(path: Path) -> RunRecord:
     """Read a run directory.
 
     Raises:
-        UserError: It isn't a run, or a file in it is damaged or was changed since it ended; the message names the file.
+        UserError: It isn't a run, or a file in it is damaged; the message names the file.
     """
     path = Path(os.path.abspath(path))
     status = read_status(path)
-    if recorded := status.get("files"):
-        hashes = file_hashes(path)
-        if changed := [name for name in UNCHANGING if hashes.get(name) != recorded.get(name)]:
-            raise damaged(path / changed[0], "it is not the file that this run ended with, by the hash in status.json")
     seed, rerun = None, 1
     if named := _RUN_NAME.fullmatch(path.name):
         seed, rerun = int(named[1]), int(named[2] or 1)
@@ -125,9 +117,6 @@ def read_summary(path: Path, status: dict[str, Any]) -> dict[str, Any] | None:
         measures = {name: value for name, value in summary.items() if "/" in name}
         with _named(path / "summary.json"):
             msgspec.convert(measures, dict[str, ByHead])
-            recorded = summary.pop("checksum", None)
-            if recorded not in (None, _checksum(summary)):
-                raise ValueError("it was changed after it was written, by its checksum")
     if summary is None and status["state"] == "finished":
         raise damaged(path / "summary.json", "the file is missing, but status.json has the state finished")
     return summary
@@ -140,33 +129,6 @@ def leaves(values: Mapping[str, Any], *before: str) -> Iterator[tuple[tuple[str,
             yield from leaves(value, *before, name)
         else:
             yield (*before, name), value
-
-
-def write_summary(path: Path, summary: Mapping[str, Any], check: Callable[[], None] = lambda: None) -> None:
-    """Replace the summary.json of a run directory; its checksum shows a change that another program makes.
-
-    Raises:
-        StorageError: The disk refused; the old file is untouched.
-    """
-    written = strict_loads(strict_json(summary))
-    atomic_write_json(path / "summary.json", {**summary, "checksum": _checksum(written)}, check)
-
-
-def _checksum(summary: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(summary, sort_keys=True).encode()).hexdigest()
-
-
-def file_hashes(path: Path) -> dict[str, str]:
-    """sha256 of each file of `UNCHANGING` that a run directory has.
-
-    Raises:
-        UserError: A file can't be read.
-    """
-    hashes = {}
-    for name in UNCHANGING:
-        with _named(path / name), suppress(FileNotFoundError), open(open_regular(path / name), "rb") as file:
-            hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return hashes
 
 
 def read_config(path: Path) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ import time
 
 import pytest
 import yaml
-from written_runs import Writer, unsealed
+from written_runs import Writer
 
 from faults.bench import at_step, child, ended, only, run
 from nexus_ablate import errors
@@ -177,7 +177,7 @@ def test_a_folder_that_has_another_s_name_by_now_is_left_to_it(tiny_run, tmp_pat
 
 @pytest.mark.slow
 def test_a_config_of_ten_thousand_layers_is_held_against_the_checkpoint_before_it_is_built(tiny_run, capsys):
-    path = unsealed(run(tiny_run()).path)
+    path = run(tiny_run()).path
     config = yaml.safe_load((path / "config.yaml").read_text())
     config["model"]["n_layers"] = 10_000
     config["resolved"]["windows"] = [0] * 10_000
