@@ -107,8 +107,8 @@ def _watch(dirs: list[str], flags: Flags) -> None:
     from nexus_ablate.comparison.arms import NoResult
     from nexus_ablate.execution.run_states import COMING, Watcher
     from nexus_ablate.execution.state_table import summary
-    from nexus_ablate.report.output_files import write_output
     from nexus_ablate.report.page import html
+    from nexus_ablate.runs import atomic_write_text
 
     path = flags.get("html", Path("-"))
     if path == Path("-"):
@@ -123,7 +123,7 @@ def _watch(dirs: list[str], flags: Flags) -> None:
         if states != before and any(line.state in ("finished", "diverged") for line in lines):
             with suppress(NoResult):  # an arm may have a result before the baseline
                 text = html(_compare(dirs, flags), _typed_command(), RELOAD_SECONDS)
-                write_output(path, mask(text))
+                atomic_write_text(path, mask(text))
                 print(f"saved to {printable(str(path), 4096)}: {summary(lines)}", file=sys.stderr, flush=True)
         before = states
         time.sleep(WATCH_SECONDS)
@@ -132,15 +132,15 @@ def _watch(dirs: list[str], flags: Flags) -> None:
 def deliver(comparison: Comparison, flags: Flags) -> None:
     """Print, and save the files that `OUTPUTS` ask for."""
     from nexus_ablate.console import open_console
-    from nexus_ablate.report.output_files import write_output
     from nexus_ablate.report.parts import of_comparison
     from nexus_ablate.report.terminal import show
+    from nexus_ablate.runs import atomic_write_text
 
     files = {name: flags[name] for name in FORMATS if name in flags}
     printed = [name for name in files if files[name] == Path("-")]
     saved = [name for name in files if name not in printed]
     for name in saved:  # first, so that a reader who closes the pipe (`| head`) has the files
-        write_output(files[name], mask(_written(name, comparison)))
+        atomic_write_text(files[name], mask(_written(name, comparison)))
     if not printed:
         show(of_comparison(comparison, "details" in flags), open_console(), "full" in flags)
     for name in printed:
