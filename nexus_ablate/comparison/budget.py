@@ -7,7 +7,7 @@ import math
 from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.load import Trained
 from nexus_ablate.config.options import COMMON_KEYS, LATER
-from nexus_ablate.measure.regime import EARLY, InitialSignal, Regime, regime_from
+from nexus_ablate.measure.regime import EARLY, Regime, regime_from
 
 
 def regime_lines(baseline: Arm) -> list[str]:
@@ -29,10 +29,8 @@ def _regime(arm: Arm) -> Regime | None:
     weight_decay = arm.config.get("weight_decay")
     if not params or not tokens or not steps or weight_decay is None or COMMON_KEYS["optim"].keys() - optim.keys():
         return None
-    figures = next((run.summary for run in arm.runs.values()), {}).get("initial")
-    initial = InitialSignal(**figures) if figures else None
     text = int(text) if text else None
-    return regime_from(weight_decay, optim, int(params), int(tokens), int(steps), text, initial)
+    return regime_from(weight_decay, optim, int(params), int(tokens), int(steps), text)
 
 
 def is_early(arm: Arm, baseline: Arm) -> bool:

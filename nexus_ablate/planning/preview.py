@@ -109,8 +109,6 @@ def make_plan(runs: Runs, where: Places) -> StudyPlan:
     Raises:
         ConfigError: An embedding is smaller than its tokenizer.
     """
-    from nexus_ablate.measure.initial import initial_of
-
     study, configs, base = runs.study, runs.configs, runs.configs[BASELINE]
     for config in configs.values():
         check_vocabulary(config, vocabulary(config))
@@ -133,7 +131,7 @@ def make_plan(runs: Runs, where: Places) -> StudyPlan:
     most = RATES + sides * FURTHER_RATES
     further = sum(most - count for count in rates.values() if count >= RATES) * len(study.seeds)
     cost, text = costs[BASELINE], text_tokens(base)
-    regime = regime_of(base, cost.params_non_embedding, cost.steps, text, initial_of(base, vocabulary(base)))
+    regime = regime_of(base, cost.params_non_embedding, cost.steps, text)
     checks = fairness(study, configs, costs)
     checks += [Check("regime", WARN, why) for why in regime.warnings()]
     checks += _refusal("text", lambda: check_passes(base, text or sys.maxsize))

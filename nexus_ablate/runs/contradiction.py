@@ -25,7 +25,7 @@ class _Logged(msgspec.Struct):
     val_loss: float | None = msgspec.field(default=None, name="val/loss")
 
 
-class _Window(msgspec.Struct):
+class _EvaluatedWindow(msgspec.Struct):
     """What a row of evaluation.jsonl is read for here."""
 
     tokens: int
@@ -77,7 +77,7 @@ def _contradictions(record: RunRecord) -> Iterator[str]:
             yield f"summary.json says {name} {summary.get(name)}, the last row of metrics.jsonl says {logged}"
     if loss is not None and loss <= 0:
         yield f"val_loss is {loss}, and a cross-entropy is above 0"
-    windows = _rows(record.path / "evaluation.jsonl", msgspec.json.Decoder(_Window))
+    windows = _rows(record.path / "evaluation.jsonl", msgspec.json.Decoder(_EvaluatedWindow))
     if windows and loss is not None:
         tokens = sum(window.tokens for window in windows)
         mean = math.fsum(window.tokens * (window.loss or 0.0) for window in windows) / max(tokens, 1)

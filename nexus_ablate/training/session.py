@@ -6,7 +6,7 @@ import hashlib
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -247,7 +247,6 @@ def _train(
     """Build the model, train it and save the summary. The tracker stays open for evaluations."""
     import torch
 
-    from nexus_ablate.measure.initial import initial_signal
     from nexus_ablate.optimizers import decay_groups
     from nexus_ablate.training.run_facts import run_facts
     from nexus_ablate.training.signals import StopRequest
@@ -261,19 +260,17 @@ def _train(
     run.write_json("init.json", {name: {"z": z, "shape": shapes[name]} for name, z in model.z_hashes.items()})
     z_hashes = "\n".join(f"{name} {z}" for name, z in sorted(model.z_hashes.items()))
     model.to(world.device)
-    signal = None if "run" in config.init.keys else initial_signal(model)
     tracker = start_tracker(config.tracker, run.path, display.say, display.warn)
     try:
         with StopRequest() as stop:
             trainer = Trainer(config, model, data, run, tracker, display, stop, world)
             groups = decay_groups(model, config.schedule.decay, config.schedule.groups)
-            facts = run_facts(trainer, arm, groups, signal, threads)
+            facts = run_facts(trainer, arm, groups, threads)
             display.before(facts)
             run.write_json("decay_groups.json", groups)
             run.status("running")
             run.log("; ".join(f"{name}: {value}" for name, value in facts.items()))
             summary = trainer.fit() | {
-                **({"initial": asdict(signal)} if signal else {}),
                 "arm_hash": arm_hash,
                 "init_hash": hashlib.sha256(z_hashes.encode()).hexdigest(),
                 "train_tokens": len(data.train),
