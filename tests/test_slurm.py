@@ -331,17 +331,6 @@ def test_of_two_submissions_at_the_same_instant_one_submits_each_run_once(tiny_r
     assert fake_slurm.scripts.read_text().count("#!") == (1 if locked else 2)
 
 
-def test_jobs_are_not_submitted_through_a_link(tiny_run, fake_slurm, tmp_path):
-    requested = request(tiny_run, "seeds=0")
-    (tmp_path / "outside").mkdir()
-    requested.directory.mkdir(parents=True)
-    (requested.directory / ".slurm").symlink_to(tmp_path / "outside")
-    with pytest.raises(errors.StorageError, match=r"\.slurm"):
-        launch(requested, Slurm())
-    assert list((tmp_path / "outside").iterdir()) == []
-    assert not fake_slurm.scripts.exists()
-
-
 def test_tuning_comes_first_and_the_command_says_when_to_come_again(tiny_run, fake_slurm, capsys):
     assert launch(request(tiny_run, "seeds=0", "lr_grid=1e-3,2e-3", "tuning_seeds=7,8"), Slurm()) == 0
     said = " ".join(capsys.readouterr().err.split())

@@ -17,7 +17,6 @@ from nexus_ablate.comparison.verdict import NOT_COMPARABLE
 from nexus_ablate.errors import ConfigError, did_you_mean, printable
 from nexus_ablate.measure.measures import Measure, measure_of
 from nexus_ablate.plain_data import LARGEST, UNREADABLE
-from nexus_ablate.runs.files import read_regular
 from nexus_ablate.study.endpoint import Endpoint
 from nexus_ablate.study.schema import CLAIM_SEEDS
 
@@ -31,7 +30,6 @@ FAILED = ("failed", "diverged")
 KINDS = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 NO_SEED = "none"
 """Of `seed=none`: the runs have no seeds."""
-_BYTES = 64 * 2**20
 
 MOST_DECIMALS = 10
 """A number with as many is not a rounded one."""
@@ -120,11 +118,12 @@ def read_source(path: Path) -> Source:
         fix = f"a file that ends in {', '.join(KINDS)}, or wandb:ENTITY/PROJECT"
         raise ConfigError("judge cannot read a table of this kind", str(path), fix)
     try:
-        data = read_regular(path, _BYTES, follow=True)
+        data = path.read_bytes()
+    except FileNotFoundError:
+        fix = f"ls {shlex.quote(str(path.parent))}"
+        raise ConfigError("there is no file of this name", str(path), fix) from None
     except OSError as error:
         raise ConfigError("the table cannot be read", f"{path}: {error.strerror}", "name a readable file") from None
-    if data is None:
-        raise ConfigError("there is no file of this name", str(path), f"ls {shlex.quote(str(path.parent))}")
     fix = "one row per run, with the columns arm, seed and val_loss"
     try:
         frame = _separated(data, kind) if kind in (".csv", ".tsv") else _objects(data, kind)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import signal
 import sys
 import time
@@ -25,7 +24,7 @@ from nexus_ablate.gpus import gpu_of_worker
 from nexus_ablate.masking import mask
 from nexus_ablate.planning.cores_and_gpus import places_for
 from nexus_ablate.planning.jobs import Job
-from nexus_ablate.runs import append_log, atomic_write_json, has_status, make_directory, open_regular, read_status
+from nexus_ablate.runs import append_log, atomic_write_json, has_status, make_directory, read_status
 from nexus_ablate.runs.files import storage
 from nexus_ablate.runs.ownership import LIVE, now, release, take_lock
 from nexus_ablate.training.signals import StopRequest
@@ -65,7 +64,7 @@ class Worker:
             return self._process
         if self.log is not None:
             with storage(self.log):  # opened here: an error in the worker itself would have nowhere to go
-                os.close(open_regular(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
+                self.log.touch()
         context = get_context("spawn")
         self._pipe, end = context.Pipe()
         arguments = (end, self.threads, self.gpu, self.log)

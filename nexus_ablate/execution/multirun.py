@@ -19,7 +19,7 @@ from nexus_ablate.execution.job_progress import JobProgress
 from nexus_ablate.execution.launch import Backend, run_missing
 from nexus_ablate.planning.jobs import Job, data_of
 from nexus_ablate.runs import arm_name, has_status, run_path
-from nexus_ablate.runs.files import refuse_impossible_folder
+from nexus_ablate.runs.files import refuse_url
 from nexus_ablate.runs.naming import BASELINE
 from nexus_ablate.training.session import identity_of, other_arithmetic
 from nexus_ablate.training.start import check_groups
@@ -57,7 +57,7 @@ def multirun(overrides: list[str], backend: Backend) -> int:
     jobs = list(by_path.values())
     if not jobs:
         raise next(iter(refused.values()))
-    refuse_impossible_folder(jobs[0].path.parents[2])
+    refuse_url(jobs[0].path.parents[2])
     for option, context in data_of(job.config for job in jobs if job.state()[0] == "missing"):
         prepare(option, context=context)  # once, before starting workers and before writing anything
     progress = JobProgress(jobs[0].path.parents[1])

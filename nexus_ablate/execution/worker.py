@@ -20,7 +20,6 @@ from nexus_ablate.errors import AGAIN, ConfigError
 from nexus_ablate.masking import masked_streams
 from nexus_ablate.planning.jobs import Job
 from nexus_ablate.provenance import source_hash
-from nexus_ablate.runs import open_regular
 from nexus_ablate.runs.lookup import id_of
 from nexus_ablate.study.arm_overrides import merged
 
@@ -125,7 +124,7 @@ def work(pipe: connection.Connection, threads: int | None, gpu: str | None, log:
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_stop_with_driver, daemon=True).start()
     if log is not None:
-        descriptor = open_regular(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         for stream in (sys.stdout, sys.stderr):
             os.dup2(descriptor, stream.fileno())
     if threads is not None:

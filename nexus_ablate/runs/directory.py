@@ -20,8 +20,6 @@ from nexus_ablate.runs.files import (
     atomic_write_text,
     check_reach,
     make_directory,
-    open_regular,
-    refuse_link,
     remove_empty,
     storage,
     strict_json,
@@ -162,7 +160,7 @@ class Run:
             truncate(path, offsets.get(name, 0))
             if name not in self._logs:
                 with storage(path):
-                    self._logs[name] = open_regular(path, os.O_WRONLY | os.O_APPEND)
+                    self._logs[name] = os.open(path, os.O_WRONLY | os.O_APPEND)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Replace summary.json."""
@@ -255,7 +253,7 @@ def append_log(path: Path, text: str) -> None:
     line = f"{now()} {mask(text)}\n".encode("utf-8", "backslashreplace")
     file = path / "log.txt"
     with storage(file, len(line)):
-        descriptor = open_regular(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         try:
             write_all(descriptor, line)
         finally:
@@ -329,7 +327,6 @@ def _begin(path: Path, lock: int | None, status: dict[str, Any] | None, launch: 
     with storage(path):
         for orphan in path.glob(".*.tmp"):
             orphan.unlink()
-        refuse_link(path / "checkpoints")
         (path / "checkpoints").mkdir(exist_ok=True)
     former = read_env(path)
     if former is not None:

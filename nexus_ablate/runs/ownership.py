@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from nexus_ablate.errors import AlreadyRunning, StorageError
-from nexus_ablate.runs.files import open_regular, write_all
+from nexus_ablate.runs.files import write_all
 
 LIVE = ("created", "running")
 SETTLED = ("finished", "diverged")  # both are results: divergence is one too
@@ -50,7 +50,7 @@ def take_lock(path: Path, busy: str = "is being trained", name: str = "LOCK") ->
         AlreadyRunning: Another process holds it.
         StorageError: The file system has no locks.
     """
-    descriptor = open_regular(path / name, os.O_RDWR | os.O_CREAT)
+    descriptor = os.open(path / name, os.O_RDWR | os.O_CREAT, 0o666)
     for _ in range(5):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -87,7 +87,7 @@ def release(lock: int | None) -> None:
 def _owned(path: Path) -> bool | None:
     """Whether a process on this host owns the directory; None if its lock doesn't show it."""
     try:
-        descriptor = open_regular(path / "LOCK")
+        descriptor = os.open(path / "LOCK", os.O_RDONLY)
     except OSError:
         return None
     try:

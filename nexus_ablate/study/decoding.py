@@ -19,7 +19,6 @@ from nexus_ablate.config.overrides import respelled
 from nexus_ablate.console import several
 from nexus_ablate.errors import ConfigError, did_you_mean
 from nexus_ablate.plain_data import UNREADABLE, load_yaml
-from nexus_ablate.runs.files import LINK
 from nexus_ablate.runs.record import damaged, read_text
 from nexus_ablate.study.arm_overrides import overrides_of
 from nexus_ablate.study.schema import (
@@ -94,10 +93,8 @@ def read_study(directory: Path) -> Study | None:
     """The study.yaml of a study's directory, with the directory's name; None if there is none.
 
     Raises:
-        UserError: It is damaged or not a study, or the directory is a link, which could lead out of runs_dir.
+        UserError: It is damaged or not a study.
     """
-    if directory.is_symlink():
-        raise damaged(directory, LINK)
     path = directory / "study.yaml"
     if (text := read_text(path)) is None:
         return None

@@ -26,9 +26,8 @@ from nexus_ablate.config.overrides import NO_KEY, check_overrides
 from nexus_ablate.errors import ConfigError, did_you_mean
 from nexus_ablate.masking import mask
 from nexus_ablate.plain_data import UNREADABLE, load_yaml
-from nexus_ablate.runs.files import read_regular
 from nexus_ablate.runs.lookup import DEFAULT
-from nexus_ablate.runs.record import DOCUMENT_BYTES, with_strata
+from nexus_ablate.runs.record import with_strata
 from nexus_ablate.study.arm_overrides import OF_ONE_RUN, YAML, is_override, key_of, merged, says_how
 from nexus_ablate.study.decoding import decode, decode_file, in_yaml, listed_endpoints, read_study
 from nexus_ablate.study.panel import STUDY as PANEL
@@ -421,15 +420,13 @@ def read_file(path: Path) -> dict[str, Any]:
         ConfigError: It cannot be read.
     """
     try:
-        if (data := read_regular(path, DOCUMENT_BYTES, follow=True)) is None:
-            raise OSError("there is no such file")
-        values = load_yaml(data.decode())
+        values = load_yaml(path.read_bytes().decode())
     except OSError as error:
         here = sorted(other.name for other in path.parent.glob("*.y*ml"))
         near = did_you_mean(path.name, here) or next(iter(here), "")
         fix = shlex.quote(str(path.with_name(near))) if near else "nexus-ablate list studies"
         problem = f"{path.name} in {path.parent.absolute()} cannot be read"
-        raise ConfigError(problem, f"{path}: {error}", fix) from error
+        raise ConfigError(problem, f"{path}: {error.strerror}", fix) from error
     except UNREADABLE as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}, line {mark.line + 1}" if mark else str(path)

@@ -52,7 +52,6 @@ def spoil(path: Path, draw: random.Random) -> str:
         "doubled": lambda: file.write_bytes(data + data),
         "a directory": lambda: (file.unlink(), file.mkdir()),
         "a link to nowhere": lambda: (file.unlink(), file.symlink_to("nowhere")),
-        "a pipe": lambda: (file.unlink(), os.mkfifo(file)),
         "shuffled": lambda: file.write_bytes(b"\n".join(draw.sample(data.split(b"\n"), data.count(b"\n") + 1))),
         "unreadable numbers": lambda: file.write_bytes(data.replace(b"2.", b'"x').replace(b"1.", b"null")),
     }

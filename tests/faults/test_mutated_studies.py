@@ -182,8 +182,6 @@ def mutate_file(file: Path, draw: random.Random) -> str:
         "replaced": lambda: file.write_bytes(draw.choice(TEXTS)),
         "removed": file.unlink,
         "a directory": lambda: (file.unlink(), file.mkdir()),
-        "a pipe": lambda: (file.unlink(), os.mkfifo(file)),
-        "a link to /dev/zero": lambda: (file.unlink(), file.symlink_to("/dev/zero")),
         "a link to itself": lambda: (file.unlink(), file.symlink_to(file)),
         "doubled": lambda: file.write_bytes(data + data),
     }
