@@ -26,7 +26,7 @@ VERB = Verb(
         ("plan mine vary.norm=layer,rms vary.bias=on,off match=params", ""),
     ),
     (WORKERS, FULL),
-    "Prints the arms with parameters, FLOPs, memory and time, the reasons for refused ones, how many runs are already "
+    "Prints the arms with parameters, FLOPs and time, the reasons for refused ones, how many runs are already "
     "finished, and the fairness conditions that can be checked in advance. `~`: estimated, because no run of the arm "
     "has finished.",
     "a study",
@@ -141,9 +141,8 @@ def _arms(plan: StudyPlan, width: int) -> Table:
         if arm.arm.name == BASELINE:
             more_params = more_flops = ""
         params, flops = f"{arm.cost.params:,}", f"{arm.cost.flops_per_token / 1e6:,.2f}M"
-        memory = f"{arm.cost.memory_bytes / 2**20:,.0f} MiB"
         time = duration(arm.seconds) or "?"
         if not arm.recorded:
             time += " ~"
-        rows.append([arm.arm.name, params, more_params, flops, more_flops, memory, time])
-    return grid(("arm", "params", "", "FLOPs/token", "", "memory", "per run"), rows, width)
+        rows.append([arm.arm.name, params, more_params, flops, more_flops, time])
+    return grid(("arm", "params", "", "FLOPs/token", "", "per run"), rows, width)

@@ -133,7 +133,7 @@ class LocalPool:
     """Worker processes on this machine.
 
     Attributes:
-        workers: Number of concurrent runs; `auto`: one per GPU, or one per CPU core as far as memory allows.
+        workers: Number of concurrent runs; `auto`: one per GPU, or one per CPU core.
         per_gpu: Concurrent runs per GPU, where `workers` is `auto`.
         limit: Seconds per run in this launch. A run that takes longer is saved; the same command resumes it.
     """

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 
 from nexus_ablate.console import several
 from nexus_ablate.gpus import visible_gpus
-from nexus_ablate.planning.cost import PROCESS_BYTES, cost_of, free_memory
 from nexus_ablate.planning.jobs import Job
 from nexus_ablate.training.device import IdleCores, bound_of_threads
 
@@ -36,8 +34,7 @@ def places_for(jobs: list[Job], requested: int | str, per_gpu: int = 1) -> Place
 
     Args:
         jobs: The jobs to run.
-        requested: Number of workers; `auto`: `per_gpu` on each visible GPU, or without GPUs one per CPU core as
-            far as the memory suffices for the largest job.
+        requested: Number of workers; `auto`: `per_gpu` on each visible GPU, or without GPUs one per CPU core.
         per_gpu: Workers per GPU.
     """
     train = jobs[0].config.train
@@ -48,20 +45,8 @@ def places_for(jobs: list[Job], requested: int | str, per_gpu: int = 1) -> Place
     elif gpus or train.device not in ("auto", "cpu"):
         workers = per_gpu * len(gpus)
     else:
-        workers = min(cores, _fitting_memory(jobs))
+        workers = cores
     workers = max(1, min(workers, len(jobs)))
     share = min(max(1, cores // workers), bound_of_threads() or cores)
     threads = share if train.threads == "auto" else int(train.threads)
     return Places(workers, threads, gpus)
-
-
-def _fitting_memory(jobs: list[Job]) -> int:
-    """How many of the largest job fit into the free memory of this machine; all where that is unknown."""
-    available = free_memory()
-    if available is None:
-        return len(jobs)
-    largest = PROCESS_BYTES
-    for config in {job.arm: job.config for job in jobs}.values():
-        with contextlib.suppress(Exception):  # a model that cannot be built fails in its worker, where its log says why
-            largest = max(largest, cost_of(config).memory_bytes)
-    return available // largest

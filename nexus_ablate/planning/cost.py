@@ -1,9 +1,8 @@
-"""The cost of a run: parameters, FLOPs, memory, time. Writes nothing."""
+"""The cost of a run: parameters, FLOPs, time. Writes nothing."""
 
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -15,10 +14,8 @@ from nexus_ablate.errors import ConfigError
 from nexus_ablate.plain_data import UNREADABLE, strict_loads
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
-PROCESS_BYTES = 400 * 2**20  # of a process that has imported torch and holds no model
-BYTES_PER_PARAMETER = 16  # weight, gradient and two moments, float32 each
 MEASURED_SECONDS = 1.0
 START_SECONDS = 2.0  # for start-up, checkpoints and the last evaluation of a small run
 _LARGEST_MEASURED = 1e12  # FLOPs of one step: some seconds on a CPU
@@ -30,7 +27,6 @@ class Cost:
 
     Attributes:
         flops_per_token: Of training.
-        memory_bytes: An estimate, within 5% of the measured peak of the nano and micro models on a CPU.
         steps: Optimizer steps.
         tokens: Trained on.
     """
@@ -38,7 +34,6 @@ class Cost:
     params: int
     params_non_embedding: int
     flops_per_token: float
-    memory_bytes: int
     steps: int
     tokens: int
 
@@ -66,19 +61,7 @@ def _counted(config: RunConfig) -> Cost:
     steps = config.resolved.steps
     if steps is None:
         steps = -int(-config.train.flops // (flops * per_step))
-    memory = PROCESS_BYTES + BYTES_PER_PARAMETER * everything + _activation_bytes(model.to("meta"), config)
-    return Cost(everything, without_tables, flops, memory, steps, steps * per_step)
-
-
-def _activation_bytes(model: nn.Module, config: RunConfig) -> int:
-    """Bytes that autograd keeps from the forward pass of one micro-batch to its backward pass."""
-    import torch
-    from torch.nn import functional as F
-
-    tokens_BT = torch.zeros(config.train.batch_size, config.model.context, dtype=torch.long, device="meta")
-    return kept_bytes(
-        lambda: F.cross_entropy(model(tokens_BT).float().flatten(0, 1), tokens_BT.flatten()), model.parameters()
-    )
+    return Cost(everything, without_tables, flops, steps, steps * per_step)
 
 
 def kept_bytes(forward: Callable[[], object], without: Iterable[Tensor]) -> int:
@@ -169,12 +152,3 @@ def seconds_of(config: RunConfig, cost: Cost, tokens_per_second: float) -> float
     """Wall-clock seconds of a run: training, and validation at a third of the cost per token."""
     validations = cost.steps / config.validates_every(cost.steps) + 1
     return START_SECONDS + (cost.tokens + validations * config.train.eval_tokens / 3) / tokens_per_second
-
-
-def free_memory() -> int | None:
-    """Available memory in bytes; None if not on Linux."""
-    if not sys.platform.startswith("linux"):
-        return None
-    with open("/proc/meminfo") as file:
-        lines = dict(line.split(":", 1) for line in file)
-    return int(lines["MemAvailable"].split()[0]) * 1024
