@@ -28,6 +28,12 @@ def visible_gpus() -> list[str]:
     return [str(number) for number, _ in enumerate(Path("/dev").glob("nvidia[0-9]*"))]
 
 
+def gpu_of_worker(number: int) -> str | None:
+    """The visible GPU of a worker, from worker 0 on GPU 0 in turn; None where no GPU is visible."""
+    gpus = visible_gpus()
+    return gpus[number % len(gpus)] if gpus else None
+
+
 @cache
 def described_gpus() -> tuple[Gpu, ...]:
     """All GPUs of this machine, whichever are visible; empty where nvidia-smi is missing or does not answer."""

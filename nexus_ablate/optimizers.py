@@ -51,8 +51,6 @@ class Optimizer:
         parts: Each with `param_groups`, `state` (tensors by parameter and name) and `step()`, as in torch.optim.
     """
 
-    state_bytes = 0
-    """Least state per element of a parameter."""
     step_on_cpu = False
     """Whether the parts count their steps on the CPU, as torch.optim does."""
 
@@ -135,8 +133,6 @@ class AdamW(Optimizer):
     Loshchilov & Hutter 2017, arXiv:1711.05101, Alg. 2.
     """
 
-    state_bytes = 8
-
     def __init__(
         self, parameters: list[Parameter], lr: float, fused: bool, *, beta1: float, beta2: float, eps: float
     ) -> None:
@@ -151,8 +147,6 @@ class Muon(Optimizer):
     AdamW update, 0.2 sqrt(max(rows, columns)), so that learning rate and weight decay carry over from AdamW. Jordan et
     al. 2024, https://kellerjordan.github.io/posts/muon/; the scale: Liu et al. 2025, arXiv:2502.16982, eq. 4.
     """
-
-    state_bytes = 4
 
     def __init__(
         self,
@@ -226,8 +220,6 @@ class Lion(Optimizer):
     Chen et al. 2023, arXiv:2302.06675, Alg. 2, as in the library pytorch_optimizer.
     """
 
-    state_bytes = 4
-
     def __init__(self, parameters: list[Parameter], lr: float, fused: bool, *, beta1: float, beta2: float) -> None:
         from pytorch_optimizer import Lion as LionSteps  # type: ignore[reportMissingImports]
 
@@ -241,8 +233,6 @@ class SOAP(Optimizer):
     Vyas et al. 2024, arXiv:2409.11321, Alg. 3, as in the library pytorch_optimizer and the authors' code: the first
     step only begins the preconditioners, and a new basis is one power iteration and a QR decomposition from the last.
     """
-
-    state_bytes = 8
 
     def __init__(
         self,

@@ -225,7 +225,6 @@ STEPS = (  # in one process, so that what one of them imports would be seen by a
     ("norm=rmss", "torch wandb datasets matplotlib"),
     ("train.steps=abc", "torch wandb datasets matplotlib"),
     ("+x=1", "torch wandb datasets matplotlib"),
-    ("train.batch_size=1000000 train.device=cpu", "torch"),
     ("import anything", "torch"),
     ("status RUNS", "torch wandb matplotlib scipy"),
     ("doctor", "torch wandb datasets submitit joblib"),

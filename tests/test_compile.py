@@ -62,7 +62,7 @@ def compiler_facts(overrides):
 
 def trained(arms, folder, overrides):
     """Rows of each arm, all trained by one worker process in this order; nothing that a clock says."""
-    worker, result = Worker(1, "", folder / "worker.log"), {}
+    worker, result = Worker(1, None, folder / "worker.log"), {}
     for name in arms:
         (job,) = plan(*study_of([*overrides, name])).jobs
         answer = worker.train(Task.of(job, {}), lambda: False)

@@ -7,7 +7,6 @@ import torch
 from options import EVERY_OPTION, option_pairs
 from tensors import draw
 from torch.nn import functional as F
-from written_runs import unsealed
 
 from nexus_ablate import errors
 from nexus_ablate.attention_core import substituted
@@ -631,7 +630,7 @@ def test_a_run_is_evaluated_by_its_id_or_as_the_last(finished, monkeypatch, caps
 def test_a_run_is_evaluated_on_its_own_device_and_elsewhere_if_this_machine_has_none(finished, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # `auto` would choose the GPU
     assert set(evaluate(finished, ["quantization"])["quantization"]["schemes"])
-    config = unsealed(finished) / "config.yaml"
+    config = finished / "config.yaml"
     config.write_text(config.read_text().replace("device: cpu", "device: cuda:7"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert "loss_kept" in evaluate(finished, ["streaming"])["streaming"]
@@ -705,7 +704,7 @@ def test_a_mistake_is_three_lines(arguments, words, capsys, tmp_path, monkeypatc
 def test_a_run_that_is_not_finished_is_not_evaluated_and_the_others_have_their_turn(finished, capsys):
     other = finished.parent / "s9-00000000"
     other.mkdir()
-    status = (unsealed(finished) / "status.json").read_text().replace('"finished"', '"failed"')
+    status = (finished / "status.json").read_text().replace('"finished"', '"failed"')
     (other / "status.json").write_text(status)
     assert main(["evaluate", str(finished.parent), "--evals", "quantization"]) == 2
     printed = capsys.readouterr()

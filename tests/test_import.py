@@ -332,13 +332,6 @@ def test_a_key_without_effect_is_accepted_whatever_its_name(copied):
     assert imported()
 
 
-def test_a_model_that_does_not_fit_in_memory_is_refused(copied, capsys, monkeypatch):
-    from nexus_ablate.pretrained import proof
-
-    monkeypatch.setattr(proof, "memory_of", lambda config: 2**60)
-    assert "does not fit in this machine's memory" in refusal(capsys, "import", "model", *QUICK)
-
-
 @pytest.mark.parametrize(
     "change",
     ("position.theta=7", "attn_softcap=1", "attn_scale=1", "logit_scale=2", "final_softcap=1", "final_norm=off"),

@@ -260,7 +260,7 @@ CELLS = "arm,seed,val_loss,note\n" + "".join(
 LINES = [json.dumps({"arm": arm, "seed": seed, "val_loss": 3.2}) for seed in range(6) for arm in ("baseline", "x")]
 REFUSED = [
     ("negative.csv", re.sub(r",3\.", ",-3.", GOOD), "val_loss cannot have this sign", "--better higher"),
-    ("zero.csv", GOOD.replace("3.28012", "0.0"), "line 2: val_loss cannot have this sign", "--better lower"),
+    ("zero.csv", GOOD.replace("3.28012", "0.0"), "line 2: val_loss cannot have this sign", "failed"),
     ("perplexity.csv", re.sub(r",3\.", ",26.", GOOD), "val_loss cannot have this sign or size", "--better lower"),
     ("twice.csv", GOOD + "rms,5,3.2\n", "two rows are of one run", "one row per run"),
     ("cells.csv", CELLS, "cells.csv, line 14: val_loss is not a finite number", "without unit"),
@@ -326,7 +326,7 @@ def table_of(rng, runs, shift, is_paired, seeds=None):
 def test_tables_without_an_effect_rarely_claim_one_and_clear_effects_are_found_at_five_runs(is_paired):
     rng = np.random.default_rng(0)
     words = [table_of(rng, 5, 0.0, is_paired) for _ in range(200)]
-    assert sum(word in ("BETTER", "WORSE") for word in words) <= 16  # 5%, and three standard errors
+    assert sum(word in ("BETTER", "WORSE") for word in words) <= 10
     clear = 0.01 if is_paired else 0.08
     words = [table_of(rng, 5, -clear, is_paired) for _ in range(50)]
     assert words.count("BETTER") >= 45

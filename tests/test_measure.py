@@ -12,7 +12,6 @@ from nexus_ablate.config.compose import compose
 from nexus_ablate.measure import activation_statistics as statistics
 from nexus_ablate.measure import attention_statistics as attention
 from nexus_ablate.measure.activation_statistics import kurtosis_token, max_abs, max_over_median, rms
-from nexus_ablate.measure.initial import initial_signal, nonlinear_share
 from nexus_ablate.measure.probe import (
     matrix_probe,
     model_figures,
@@ -578,32 +577,6 @@ def test_the_largest_of_blocks_of_which_one_is_not_a_number_is_none(tiny):
     for block in ("block_000", "block_001"):
         broken = {**probed, f"act/{block}/resid/kurtosis_token": math.nan}
         assert math.isnan(model_figures(broken)["act/resid/kurtosis_token"])
-
-
-@pytest.mark.parametrize(
-    ("overrides", "deviation"),
-    [((), 1.0), (("preset=ngpt",), 1.0), (("ffn=ngpt", "d_ff_ratio=2"), 32**0.5), (("conv=canon",), 1.4)],
-)
-def test_the_deviation_before_the_first_activation_is_of_what_it_acts_on(tiny, overrides, deviation):
-    """Rows of norm 1 times sqrt(D) in nGPT; its FFN under a fan-in init; Canon adds its taps to the projection."""
-    model = build_model(tiny("model.d_model=32", "model.context=64", *overrides), 256)
-    assert initial_signal(model).activation_sd == pytest.approx(deviation, rel=0.15)
-
-
-def test_an_activation_that_normalizes_over_channels_sees_channels_that_differ(tiny):
-    from scipy.integrate import quad
-    from scipy.stats import norm
-
-    def mean(function):
-        return quad(lambda z: function(z) * norm.pdf(z), -10, 10)[0]
-
-    def poly(z):  # the RMS of z, z^2 and z^3 over normal channels is 1, sqrt(3) and sqrt(15)
-        return (z + z**2 / 3**0.5 + z**3 / 15**0.5) / 3
-
-    variance = mean(lambda z: poly(z) ** 2) - mean(poly) ** 2
-    expected = 1 - mean(lambda z: z * poly(z)) ** 2 / variance
-    ffn = build_model(tiny("ffn=polynorm", "model.d_model=64"), 11).blocks[0].ffn
-    assert nonlinear_share(ffn, 1.0) == pytest.approx(expected, rel=0.1)
 
 
 def test_bits_per_byte_of_training_are_those_of_the_tokens_that_were_trained_on(tiny_run, tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import json
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from written_runs import unsealed
 
 from nexus_ablate.errors import AlreadyRunning, CheckpointError, ConfigError, StorageError, UserError
 from nexus_ablate.masking import mask
@@ -310,9 +308,6 @@ def test_a_new_run_has_the_agreed_layout(tmp_path: Path):
         "reason",
         "traceback",
         "exit_status",
-        "files",
-        "owner",
-        "beat",
     ]
     assert set(status) == {*keys}
     assert status["step"] == 2
@@ -383,96 +378,21 @@ def test_status_shows_a_run_on_another_host_by_its_heartbeat(tmp_path: Path, age
     assert read_run(path).state == state
 
 
-@pytest.mark.parametrize("clock", [-600, 0, 600])
-@pytest.mark.parametrize("where", ["on another host", "without locks"])
-def test_a_run_is_taken_over_if_its_owner_stops_beating_whatever_the_clocks_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: float, where: str
-):
+@pytest.mark.parametrize("age", [1, -110])
+def test_a_run_that_beats_on_another_host_is_refused(tmp_path: Path, age: float):
     path = killed_while_running(tmp_path)
-    if where == "without locks":
-        monkeypatch.setattr(fcntl, "flock", no_locks)
-    else:
-        edit_status(path, host="elsewhere")
-    edit_status(path, heartbeat=ago(clock))
-    monkeypatch.setattr(directory, "LOST_SECONDS", 0.4)
-    status = json.loads((path / "status.json").read_text())
-    beat = threading.Timer(0.1, lambda: files.atomic_write_json(path / "status.json", status | {"beat": 7}))
-    beat.start()
+    edit_status(path, host="elsewhere", heartbeat=ago(age))
     with pytest.raises(AlreadyRunning, match="being trained") as caught:
         open_it(tmp_path)
-    beat.join()
-    assert f"host {status['host']}" in caught.value.got
-    began = time.monotonic()
+    assert "host elsewhere" in caught.value.got
+    edit_status(path, heartbeat=ago(130))
     open_it(tmp_path).close()
-    assert time.monotonic() - began >= 0.4
 
 
-def test_without_locks_a_directory_without_a_status_belongs_to_who_made_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    monkeypatch.setattr(directory, "LOST_SECONDS", 0.4)
-    path = killed_while_running(tmp_path)
-    text = (path / "status.json").read_text()
-    (path / "status.json").unlink()
-    threading.Timer(0.1, lambda: (path / "status.json").write_text(text)).start()
-    with pytest.raises(AlreadyRunning):
+    with pytest.raises(StorageError, match="file system without file locks"):
         open_it(tmp_path)
-
-
-def writes(run: Run) -> dict[str, Callable[[], object]]:
-    """Everything that an owner does to its directory."""
-    return {
-        "row": lambda: run.log_metrics(row(1)),
-        "probes": lambda: run.log_probes(row(1)),
-        "status": lambda: run.status("finished"),
-        "offsets of a checkpoint": run.offsets,
-        "summary": lambda: run.write_summary({"val_loss": 1.0}),
-        "evaluation": lambda: run.write_evaluation([]),
-        "initial values": lambda: run.write_json("init.json", {}),
-        "log": lambda: run.log("still here"),
-    }
-
-
-@pytest.mark.parametrize("protected", [True, False])
-def test_an_owner_that_was_suspended_stops_with_status_6_and_writes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protected: bool
-):
-    """Not protected: the control."""
-    monkeypatch.setattr(fcntl, "flock", no_locks)
-    monkeypatch.setattr(directory, "LOST_SECONDS", 0.2)
-    with open_it(tmp_path) as suspended:
-        suspended.log_metrics(row(0))
-        with open_it(tmp_path) as successor:
-            successor.restore({})
-            successor.log_metrics(row(0))
-            before = snapshot(successor.path)
-            if not protected:
-                monkeypatch.setattr(Run, "require_owner", lambda run: None)
-            stopped = []
-            for name, write in writes(suspended).items():
-                with contextlib.suppress(AlreadyRunning):
-                    write()
-                    stopped.append(name)
-            assert (snapshot(successor.path) == before) == protected
-            assert bool(stopped) != protected
-            assert AlreadyRunning.status == 6
-            successor.log_metrics(row(1))
-
-
-def test_an_owner_looks_again_right_before_it_replaces_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(fcntl, "flock", no_locks)
-    with open_it(tmp_path) as run:
-        write_synced = files.write_synced
-
-        def taken_over_meanwhile(path: Path, data: bytes) -> None:
-            write_synced(path, data)
-            edit_status(run.path, owner="another")
-
-        monkeypatch.setattr(files, "write_synced", taken_over_meanwhile)
-        with pytest.raises(AlreadyRunning):
-            run.write_summary({"val_loss": 1.0})
-        assert not (run.path / "summary.json").exists()
 
 
 def test_a_held_lock_outweighs_an_old_heartbeat(tmp_path: Path):
@@ -786,9 +706,7 @@ def test_what_is_missing_stays_missing(tmp_path: Path):
     path = settled_run(tmp_path)
     for name in ("config.yaml", "env.json", "overrides.txt", "metrics.jsonl"):
         (path / name).unlink()
-    with pytest.raises(UserError, match=r"config\.yaml is damaged"):
-        read_run(path)
-    record = read_run(unsealed(path))
+    record = read_run(path)
     assert (record.config, record.env, record.overrides) == (None, None, None)
     assert record.metrics() == []
 

@@ -15,7 +15,6 @@ import yaml
 
 from nexus_ablate.config.compose import compose, differences
 from nexus_ablate.runs import arm_name
-from nexus_ablate.runs.record import file_hashes, write_summary
 
 TINY = (
     "model.n_layers=2",
@@ -91,7 +90,8 @@ class Writer:
         values = {**values, "seed": seed, "experiment": self.study}
         arm_hash = digest(overrides, folder if folder and folder.startswith("#") else "") * 4
         code = (env or {}).get("source", SOURCE)
-        path = self.root / self.study / (folder or name) / f"s{seed}-{digest(arm_hash, seed, code)[:8]}{rerun}"
+        run_hash = digest(arm_hash, seed, code)
+        path = self.root / self.study / (folder or name) / f"s{seed}-{run_hash[:8]}{rerun}"
         path.mkdir(parents=True)
         done = self.steps if steps is None else steps
         stream = seed if stream is None else stream
@@ -103,11 +103,12 @@ class Writer:
         })  # fmt: skip
         (path / "config.yaml").write_text(yaml.dump(values, Dumper=DUMPER, sort_keys=False))
         (path / "overrides.txt").write_text("".join(f"{o}\n" for o in overrides))
-        write_json(path / "env.json", {
+        environment = {
             "version": "1", "host": "h", "python": "3", "packages": {"torch": "2"}, "git_commit": "abc",
             "git_dirty": False, "source": SOURCE, "plugins": {}, "config_hash": arm_hash,
-            "arm_hash": digest(arm_hash, (env or {}).get("source")) * 4, **(env or {}),
-        })  # fmt: skip
+            "run_hash": run_hash, "arm_hash": digest(arm_hash, (env or {}).get("source")) * 4, **(env or {}),
+        }  # fmt: skip
+        write_json(path / "env.json", environment)
         sizes = [16 + len(shape), 16]
         write_json(path / "init.json", {n: {"z": digest(stream, n, shape), "shape": sizes} for n in NAMES})
         (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -118,7 +119,8 @@ class Writer:
                 "val_loss": rows[-1]["val/loss"], "val_bpb": loss / 0.7, "unigram_bpb": 6.0, "params": 1000,
                 "flops_per_token": 100.0,
                 "steps": done, **end, "tokens_per_second": 3200.0, "peak_memory_bytes": 10**8,
-                "batch_hash": rows[-1].get("batch_hash"), "eval_hash": evaluation, "device": "cpu", "threads": 1,
+                "batch_hash": rows[-1].get("batch_hash"), "eval_hash": evaluation,
+                "arm_hash": environment["arm_hash"], "device": "cpu", "threads": 1,
                 "act/resid/kurtosis_token": 3.0 + loss, "extrapolation": {"loss": {"16": loss + 0.1}},
             }  # fmt: skip
             write_json(path / "summary.json", figures | (summary or {}))
@@ -154,24 +156,6 @@ class Writer:
             if step % 40 == 0 or step == done:
                 row["val/loss"] = value
             yield row
-
-
-def sealed(path: Path) -> Path:
-    """A run directory as a run of this version leaves it: with hashes of its files."""
-    summary = path / "summary.json"
-    if summary.exists():
-        values = json.loads(summary.read_text())
-        write_summary(path, {name: value for name, value in values.items() if name != "checksum"})
-    status = json.loads((path / "status.json").read_text())
-    write_json(path / "status.json", status | {"files": file_hashes(path)})
-    return path
-
-
-def unsealed(path: Path) -> Path:
-    """A run directory as an older version left it: without hashes of its files."""
-    status = json.loads((path / "status.json").read_text())
-    write_json(path / "status.json", {key: value for key, value in status.items() if key != "files"})
-    return path
 
 
 def unfixed(study: Path) -> None:

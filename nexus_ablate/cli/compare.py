@@ -78,14 +78,15 @@ def run(dirs: list[str], flags: Flags) -> int:
 def deliver(comparison: Comparison, flags: Flags) -> None:
     """Print, and save the files that `OUTPUTS` ask for."""
     from nexus_ablate.console import open_console
-    from nexus_ablate.report.output_files import write_output
     from nexus_ablate.report.terminal import show
+    from nexus_ablate.runs import atomic_write_text
+    from nexus_ablate.runs import atomic_write_text
 
     files = {name: flags[name] for name in FORMATS if name in flags}
     printed = [name for name in files if files[name] == Path("-")]
     saved = [name for name in files if name not in printed]
     for name in saved:  # first, so that a reader who closes the pipe (`| head`) has the files
-        write_output(files[name], mask(_written(name, comparison)))
+        atomic_write_text(files[name], mask(_written(name, comparison)))
     if not printed:
         show(comparison, open_console(), "details" in flags)
     for name in printed:

@@ -169,21 +169,17 @@ def directory(name: str, path: Path, other: str) -> MachineCheck:
     """Whether files can be created and locked in a directory, and its free space."""
     import fcntl
 
-    locks = ""
     try:
         if any(part.is_file() for part in (path, *path.parents)):
             return MachineCheck(name, False, f"{path}: a file is where a directory is needed", other, need=True)
         there = _existing(path)
         free = shutil.disk_usage(there).free
         with tempfile.TemporaryFile(dir=there) as file:
-            try:
-                fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                locks = "; no file locks there: a killed run is taken over after two minutes"
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         return MachineCheck(name, False, f"{path}: {error.strerror}", f"make it writable, or {other}", need=True)
     fix = f"free some space, or {other}" if free < LITTLE_SPACE else ""
-    return MachineCheck(name, not fix, f"{path}: {free / 2**30:,.1f} GiB free{locks}", fix, need=True)
+    return MachineCheck(name, not fix, f"{path}: {free / 2**30:,.1f} GiB free", fix, need=True)
 
 
 def wandb() -> MachineCheck:

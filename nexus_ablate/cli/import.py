@@ -42,7 +42,7 @@ def run(words: list[str], flags: Flags) -> int:
     path, further = Path(words[0]), words[1:]
     from nexus_ablate.pretrained.expression import express
     from nexus_ablate.pretrained.library import outline, read_config, weight_files
-    from nexus_ablate.pretrained.proof import memory_of, structure, weights
+    from nexus_ablate.pretrained.proof import structure, weights
 
     files = weight_files(path) if path.is_dir() and "overrides" not in flags else {}
     if further and not files:
@@ -78,16 +78,9 @@ def run(words: list[str], flags: Flags) -> int:
 
     from nexus_ablate.config.compose import compose
     from nexus_ablate.training.device import share_cores_politely
-    from nexus_ablate.training.memory import check_memory, machine_bytes
     from nexus_ablate.training.session import train
 
     run_config = compose(overrides)
-    check_memory(run_config, machine_bytes())
-    needed, available = memory_of(config), machine_bytes()
-    print(f"memory      the proof of the weights takes {needed / 2**30:.2f} GiB")
-    if available is not None and needed > available:
-        got = f"{needed / 2**30:.1f} GiB of {available / 2**30:.1f}"
-        raise ConfigError("the model does not fit in this machine's memory", got, "a smaller model of the family")
     proof = weights(config, files).check("the weights do not give the logits of transformers")
     print(
         f"weights     logits over {proof.tokens} tokens differ by {proof.difference:.1e}, in float32 "

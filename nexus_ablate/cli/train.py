@@ -75,14 +75,10 @@ def run(overrides: list[str], flags: Flags) -> int:
 
     from nexus_ablate.config.compose import compose
     from nexus_ablate.config.override_syntax import refuse_hydra_keys
-    from nexus_ablate.gpus import on_gpu
     from nexus_ablate.training.device import share_cores_politely
-    from nexus_ablate.training.memory import check_memory, machine_bytes
 
     config = compose(overrides)
     refuse_hydra_keys(overrides)
-    if not on_gpu(config.train.device):
-        check_memory(config, machine_bytes(), vocab_size=1 if config.vocab_size == "auto" else config.vocab_size)
     share_cores_politely()
     from nexus_ablate.training import display
     from nexus_ablate.training.session import train

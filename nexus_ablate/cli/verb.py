@@ -57,7 +57,7 @@ Flags = dict[str, Any]
 """The values of the flags that were typed, by `Flag.key`; True for a flag without a value."""
 KINDS = ("runs", "studies", "results", "this machine and W&B")
 OVERRIDES = "KEY=VALUE"
-FORCE = Flag("--force", "", "replace the files that flags name, also those that nexus-ablate has not written")
+FORCE = Flag("--force", "", "replace the files that flags name")
 FULL = Flag("--full", "", "whole names and every column, also where a line then wraps")
 
 
@@ -147,7 +147,7 @@ class Verb:
         if outputs:
             from nexus_ablate.report.output_files import check_outputs
 
-            check_outputs(outputs, words, "force" in values)
+            check_outputs(outputs, "force" in values)
         return words, values
 
     def _read_flag(self, argument: str, rest: list[str]) -> tuple[Flag, str]:
@@ -327,9 +327,9 @@ def typed(flags: Flags, *keys: str) -> list[str]:
 
 def put(path: Path, text: str) -> None:
     """Write a text to the file that a flag names, or to standard output."""
-    from nexus_ablate.report.output_files import write_output
+    from nexus_ablate.runs import atomic_write_text
 
     if path == Path("-"):
         sys.stdout.write(text)
     else:
-        write_output(path, text)
+        atomic_write_text(path, text)

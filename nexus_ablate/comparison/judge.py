@@ -12,7 +12,7 @@ from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.compare import Comparison, Row, Table, counts_of
 from nexus_ablate.comparison.curves import Curves
 from nexus_ablate.comparison.fairness import FAIL, PASS, TOLERANCE, WAIVED, WARN, Check, unfair
-from nexus_ablate.comparison.foreign import Choice, Frame, Source, check_choice, runs_of
+from nexus_ablate.comparison.foreign import FAILED, Choice, Frame, Source, check_choice, runs_of
 from nexus_ablate.comparison.read import LeftOut, Run
 from nexus_ablate.comparison.statistics import LEVEL, paired_effect, sidak, welch_effect
 from nexus_ablate.comparison.verdict import INCONCLUSIVE, WEIGHED, qualifiers, seeds_to_decide, sentence, word_of
@@ -122,8 +122,8 @@ def _check_values(runs: Frame, endpoint: ForeignEndpoint, source: Source, chosen
     values = runs["value"]
     is_bad = (values <= 0) & (endpoint.is_loss or endpoint.log) | (values > LARGEST_LOSS) & endpoint.is_loss
     for place, value in values[is_bad].items():
-        better = "higher" if value < 0 else "lower"
-        fix = f"{replace(chosen, better=better).command(source)}, if it is no {endpoint.name}"
+        command = replace(chosen, better="higher" if value < 0 else "lower").command(source)
+        fix = f"{command}, if it is no {endpoint.name}" if value else f"`{FAILED[0]}` if the run failed to train"
         raise ConfigError(f"{place}: {endpoint.name} cannot have this sign or size", f"{value:g}", fix)
 
 

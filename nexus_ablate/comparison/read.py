@@ -15,8 +15,9 @@ from nexus_ablate.comparison.windows import WindowLosses, read_windows
 from nexus_ablate.errors import UserError, printable
 from nexus_ablate.provenance import code_of, source_hash
 from nexus_ablate.runs import SETTLED, RunRecord, read_run
+from nexus_ablate.runs.contradiction import contradiction
+from nexus_ablate.runs.contradiction import contradiction
 from nexus_ablate.runs.formats import INIT
-from nexus_ablate.runs.lookup import id_of
 from nexus_ablate.runs.record import last_row, leaves, read_document, runs_and_strangers
 
 
@@ -166,14 +167,13 @@ def read(path: Path) -> Run | LeftOut:
             probed=last_row(path / "probes.jsonl"),
             windows=read_windows(path / "evaluation.jsonl"),
         )
+        reason = contradiction(record)
     except UserError as error:
-        reason = f"damaged: {error.problem.removeprefix(f'{path}/')}"
+        damage = f"damaged: {error.problem.removeprefix(f'{path}/')}"
         if error.got:
-            reason += f" ({error.got})"
-        return LeftOut(path, printable(reason, 200), path.parent.name, state="damaged")
-    if contradiction := next(contradictions(run), ""):
-        return run.left_out(f"contradicts itself: {contradiction}")
-    return run
+            damage += f" ({error.got})"
+        return LeftOut(path, printable(damage, 200), path.parent.name, state="damaged")
+    return run.left_out(f"contradicts itself: {reason}") if reason else run
 
 
 def _progress(record: RunRecord) -> str:
@@ -201,35 +201,3 @@ def _figures(summary: dict[str, Any]) -> Iterator[tuple[str, float]]:
     for names, value in leaves(summary):
         if isinstance(value, int | float) and not isinstance(value, bool):
             yield "/".join(names), float(value)
-
-
-def contradictions(run: Run) -> Iterator[str]:
-    """How the files of a run contradict each other, beside what the hashes show that it ended with."""
-    record, curves, env = run.record, run.curves, run.env
-    if (seed := run.config.get("seed")) != record.seed:
-        yield f"the directory says seed {record.seed}, config.yaml says {seed}"
-    named, run_hash = id_of(record.path)[:8], env.get("run_hash")
-    if run_hash and not str(run_hash).startswith(named):
-        yield f"the directory is named {named}, env.json is of run {run_hash:.8}"
-    if not run.init:
-        yield "init.json is missing"
-    backwards = np.nonzero(np.diff(curves.steps) <= 0)[0]
-    if len(backwards):
-        before, after = curves.steps[backwards[0] : backwards[0] + 2]
-        yield f"step {after:.0f} comes after step {before:.0f} in metrics.jsonl"
-    if record.state != "finished":
-        if record.summary is not None:
-            yield f"{record.state} by status.json, but a summary.json was written at the end"
-        return
-    summary, last = run.summary, curves.last
-    if not last:
-        yield "finished without a row in metrics.jsonl"
-    every = (run.config.get("train") or {}).get("log_every")
-    if every and not env.get("earlier"):  # an earlier launch may have logged at other steps
-        due, logged = last["step"] // every + 1, np.count_nonzero(curves.steps % every == 0)
-        if logged < due:
-            yield f"metrics.jsonl has rows for {logged} of the {due} steps at which one is due"
-    if "arm_hash" in summary and summary["arm_hash"] != env.get("arm_hash"):
-        yield "summary.json and env.json are of different arms"
-    if (summary.get("batch_hash") or "") != (last.get("batch_hash") or ""):
-        yield "summary.json and metrics.jsonl end with different batches"

@@ -91,12 +91,6 @@ class Schedule:
         left = 0.5 * (1 + math.cos(math.pi * progress)) if self.schedule == "cosine" else 1 - progress
         return self.lr * (self.final_lr + (1 - self.final_lr) * left)
 
-    def rate_sum(self, steps: int) -> float:
-        """The sum of the learning rates of all steps, of a long run from a thousand of them."""
-        stride = math.ceil(steps / 1000)
-        rates = [self.rate(step, steps) for step in range(stride // 2, steps, stride)]
-        return sum(rates) * steps / len(rates)
-
 
 @dataclass
 class TrainConfig:

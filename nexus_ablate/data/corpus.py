@@ -20,7 +20,6 @@ import numpy as np
 from nexus_ablate.config.options import Registry
 from nexus_ablate.data.tables import column_texts, is_table
 from nexus_ablate.errors import ConfigError, did_you_mean
-from nexus_ablate.runs.files import open_regular
 
 DATA: Registry[Corpus] = Registry("data")
 STDLIB_VAL_SHARE = 0.05
@@ -236,8 +235,7 @@ def _read_text(path: Path) -> str:
             names = ",".join(itertools.islice((str(p) for p in sorted(path.glob("*.txt"))), 3))
             fix = f"name its files: data.files=[{names}]" if names else "name its files, or data=hub data.path=FOLDER"
             raise ConfigError("data.files takes files, but this is a directory", str(path), fix)
-        with open(open_regular(path, follow=True), encoding="utf-8") as file:
-            text = file.read()
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         near = did_you_mean(path.name, [p.name for p in path.parent.glob("*")])
         fix = str(path.with_name(near)) if near else f"a path from {Path.cwd()}"

@@ -13,7 +13,6 @@ import numpy as np
 
 from nexus_ablate.data.corpus import head
 from nexus_ablate.errors import ConfigError, unknown
-from nexus_ablate.runs.files import open_regular
 
 FILE_NAME = "tokenizer.json"
 TRAINED = ("bytes", "char", "bpe")
@@ -244,8 +243,7 @@ def read_tokenizer_file(path: Path) -> str:
         ConfigError: There is no readable file.
     """
     try:
-        with open(open_regular(path / FILE_NAME if path.is_dir() else path, follow=True), encoding="utf-8") as file:
-            return file.read()
+        return (path / FILE_NAME if path.is_dir() else path).read_text(encoding="utf-8")
     except FileNotFoundError as error:
         if path.name == str(path) and not path.suffix:  # a word, not a path
             raise unknown("data.tokenizer is neither a tokenizer nor a file", str(path), TRAINED) from error

@@ -23,7 +23,7 @@ from nexus_ablate.config.options import conf_dir
 from nexus_ablate.config.override_syntax import quoted
 from nexus_ablate.config.overrides import check_overrides
 from nexus_ablate.errors import ConfigError, require_module, unknown
-from nexus_ablate.gpus import visible_gpus
+from nexus_ablate.gpus import gpu_of_worker
 from nexus_ablate.launch.jobs import Job
 from nexus_ablate.launch.local import Worker
 from nexus_ablate.launch.progress import Progress
@@ -160,10 +160,9 @@ def train_current(tasks: Mapping[tuple[str, ...], Task], composed: Any) -> JobRe
     """
     from hydra.core.hydra_config import HydraConfig
 
-    current, gpus = HydraConfig.get(), visible_gpus()
-    if gpus and composed.train.device in ("auto", "cuda"):
-        _worker.gpu = _worker.gpu or gpus[current.job.num % len(gpus)]
-    return train_apart(tasks[tuple(current.overrides.task)])
+    hydra = HydraConfig.get()
+    _worker.gpu = gpu_of_worker(hydra.job.num)
+    return train_apart(tasks[tuple(hydra.overrides.task)])
 
 
 _worker = Worker()

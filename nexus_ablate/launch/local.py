@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import signal
 import sys
 import time
@@ -20,7 +19,7 @@ from threading import Lock
 from nexus_ablate import errors
 from nexus_ablate.console import several
 from nexus_ablate.errors import AlreadyRunning
-from nexus_ablate.gpus import visible_gpus
+from nexus_ablate.gpus import gpu_of_worker, visible_gpus
 from nexus_ablate.launch.jobs import Job
 from nexus_ablate.launch.progress import Progress
 from nexus_ablate.launch.worker import JobResult, Task, reset_peak_memory, work
@@ -50,8 +49,8 @@ class Places:
         text = f"{several(self.workers, 'worker')} of {several(self.threads, 'CPU thread')}"
         return text + (f" on {several(len(self.gpus), 'GPU')}" if self.gpus else "")
 
-    def gpu(self, worker: int) -> str:
-        return self.gpus[worker % len(self.gpus)] if self.gpus else ""
+    def gpu(self, worker: int) -> str | None:
+        return gpu_of_worker(worker) if self.gpus else None
 
     @property
     def run_conditions(self) -> dict[str, int]:
@@ -97,7 +96,7 @@ def _without_the_script() -> Iterator[None]:
 class Worker:
     """A worker process. It starts with its first job, and again after a job took it down. Arguments: as `work`."""
 
-    def __init__(self, threads: int | None = None, gpu: str = "", log: Path | None = None) -> None:
+    def __init__(self, threads: int | None = None, gpu: str | None = None, log: Path | None = None) -> None:
         self.threads, self.gpu, self.log = threads, gpu, log
         self._process: SpawnProcess | None = None
         self._pipe: connection.Connection
@@ -108,7 +107,7 @@ class Worker:
             return self._process
         if self.log is not None:
             with storage(self.log):  # opened here: an error in the worker itself would have nowhere to go
-                os.close(open_regular(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
+                self.log.touch()
         context = get_context("spawn")
         self._pipe, end = context.Pipe()
         arguments = (end, self.threads, self.gpu, self.log)

@@ -20,7 +20,6 @@ from nexus_ablate.errors import AGAIN, ConfigError
 from nexus_ablate.launch.jobs import Job
 from nexus_ablate.masking import masked_streams
 from nexus_ablate.provenance import source_hash
-from nexus_ablate.runs import open_regular
 from nexus_ablate.runs.lookup import id_of
 from nexus_ablate.study.arm_overrides import merged
 
@@ -111,27 +110,27 @@ def result_of(error: BaseException) -> JobResult:
     return JobResult(errors.BUG, errors.described(error))
 
 
-def work(pipe: connection.Connection, threads: int | None, gpu: str, log: Path | None) -> None:
+def work(pipe: connection.Connection, threads: int | None, gpu: str | None, log: Path | None) -> None:
     """Train the tasks that come through the pipe, until the driver closes it or dies.
 
     torch is imported with the first task, after this process's threads and GPU are set.
 
     Args:
         threads: Number of CPU threads; None: each run decides.
-        gpu: The only GPU that it may use; "" leaves the choice to each run.
+        gpu: The only GPU that it sees, as CUDA_VISIBLE_DEVICES names it; None: all that the driver sees.
         log: The file for its output; None: the driver's output, with the progress of each run.
     """
     for number in (signal.SIGINT, signal.SIGHUP):  # they reach the whole process group; the driver handles them
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_stop_with_driver, daemon=True).start()
     if log is not None:
-        descriptor = open_regular(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         for stream in (sys.stdout, sys.stderr):
             os.dup2(descriptor, stream.fileno())
     if threads is not None:
         for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
             os.environ[variable] = str(threads)
-    if gpu:
+    if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
 
     from nexus_ablate.training.device import share_cores_politely

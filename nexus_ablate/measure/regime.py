@@ -1,4 +1,4 @@
-"""The regime of a run: what its budget, schedule and initial values let it show, before anything is spent."""
+"""The regime of a run: what its budget lets it show, before anything is spent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from nexus_ablate.config.grammar import factors_by_role
 from nexus_ablate.config.roles import BLOCKS
-from nexus_ablate.config.run_config import RunConfig, Schedule
+from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.errors import ConfigError
 
 SHORT = 1 / 5
@@ -18,12 +18,6 @@ EPOCHS = 4
 """Up to here repeated text is about as good as new text. Muennighoff et al. 2023, arXiv:2305.16264."""
 EARLY = 10
 """Tokens per parameter below which a difference is mostly one of how early something is learned."""
-FARTHEST = 2.0
-"""Sum of learning rates from which a table's entry or a scalar can reach the values of ALiBi, or double a scale."""
-NEARLY_LINEAR = 0.05
-"""Share of an activation's variance below which a line would do. SiLU's is 3% at a standard deviation of 0.23."""
-UNEQUAL = 10
-"""Factor between the embedding and a branch from which one of them hardly counts in the first block."""
 LEARNED = 0.1
 """Of the way from the loss of a unigram model to 0 (in a synthetic task from guessing to perfect)."""
 UNLEARNED = (
@@ -31,52 +25,6 @@ UNLEARNED = (
     "nothing can be compared with it; try train.steps=auto, and optim.lr=auto"
 )
 """What to say of a configuration for which `has_learned` is false."""
-
-
-@dataclass(frozen=True)
-class InitialSignal:
-    """The signal in the first block of a model before its first step.
-
-    Attributes:
-        activation_sd: Standard deviation of what the FFN's activation sees; None if the FFN is no such layer.
-        nonlinear: The share of the activation's variance that is not linear in its input; None likewise.
-        nonlinear_at_1: The same at a standard deviation of 1.
-        embedding_rms: Of the residual stream before the first block.
-        branch_rms: Of what the first FFN changes in the residual stream, by its placement's norms and factors.
-        sum_is_normed: A norm stands behind their sum, so the scale of the embedding does not count.
-    """
-
-    activation_sd: float | None
-    nonlinear: float | None
-    nonlinear_at_1: float | None
-    embedding_rms: float
-    branch_rms: float
-    sum_is_normed: bool = False
-
-    def __str__(self) -> str:
-        text = f"embedding RMS {_short(self.embedding_rms)}, FFN branch {_short(self.branch_rms)}"
-        if self.activation_sd is None or self.nonlinear is None:
-            return text
-        return f"activation input SD {_short(self.activation_sd)} ({self.nonlinear:.0%} nonlinear), {text}"
-
-    def warnings(self) -> list[str]:
-        """What is too small to act at the start."""
-        lines = []
-        if self.nonlinear is not None and self.nonlinear < NEARLY_LINEAR <= (self.nonlinear_at_1 or 0):
-            lines.append(
-                f"the FFN starts nearly linear: its activation sees an SD of {_short(self.activation_sd or 0)}, where "
-                f"{self.nonlinear:.1%} of its output is not linear (at an SD of 1, as under init=fan_in, "
-                f"{self.nonlinear_at_1:.0%})"
-            )
-        large, small = max(self.embedding_rms, self.branch_rms), min(self.embedding_rms, self.branch_rms)
-        if large > UNEQUAL * small > 0 and not self.sum_is_normed:
-            sides = ("the embedding", "the first FFN's output")
-            larger, smaller = sides if self.branch_rms == small else reversed(sides)
-            lines.append(
-                f"{larger} starts {large / small:.0f} times as large as {smaller} (RMS {_short(large)} and "
-                f"{_short(small)}), which hardly counts beside it; try another embed_scale"
-            )
-        return lines
 
 
 @dataclass(frozen=True)
@@ -89,9 +37,6 @@ class Regime:
         decay_steps: 1 / (lr x weight_decay), or 1 / weight_decay where it is independent of the rate: the steps over
             which AdamW averages its updates into the weights (Wang & Aitchison 2024, arXiv:2405.13698), for the matrix
             of a block that decays fastest; infinite without weight decay.
-        schedule: Of the learning rate.
-        moves_by_rate: Whether a step of the optimizer moves an entry by the learning rate at most, as Adam's does.
-        initial: The signal before the first step, if it is known.
     """
 
     params: int
@@ -99,9 +44,6 @@ class Regime:
     steps: int
     text_tokens: int | None
     decay_steps: float
-    schedule: Schedule
-    moves_by_rate: bool
-    initial: InitialSignal | None = None
 
     @property
     def epochs(self) -> float | None:
@@ -136,33 +78,13 @@ class Regime:
             lines.append(
                 f"the run reads the text {_short(self.epochs)} times; above {EPOCHS} it measures memorization too"
             )
-        if self.steps:
-            lines += [*self._budget(), *self._rates()]
-        return lines + (self.initial.warnings() if self.initial else [])
-
-    def _budget(self) -> list[str]:
         ratio = self.tokens / self.params
-        if ratio >= EARLY:
-            return []
-        steps = math.ceil(EARLY * self.params * self.steps / self.tokens)
-        return [
-            f"{_short(ratio)} tokens per parameter is early training, where orders may reverse; try {_steps(steps)}"
-        ]
-
-    def _rates(self) -> list[str]:
-        warmup, total = self.schedule.warmup_steps(self.steps), self.schedule.rate_sum(self.steps)
-        if warmup >= self.steps:
-            return [
-                f"the warm-up of {warmup:,} steps is as long as the run ({self.steps:,} steps), whose learning rate "
-                f"never reaches {self.schedule.lr:g}; try optim.warmup=auto"
-            ]
-        if total >= FARTHEST or not self.moves_by_rate:
-            return []
-        steps = math.ceil(self.steps * FARTHEST / total)
-        return [
-            f"learned scales, biases and table entries can move by at most {_short(total)} (the sum of the learning "
-            f"rates); they need about {FARTHEST:g}; try {_steps(steps)}"
-        ]
+        if 0 < ratio < EARLY:
+            steps = math.ceil(EARLY * self.params * self.steps / self.tokens)
+            lines.append(
+                f"{_short(ratio)} tokens per parameter is early training, where orders may reverse; try {_steps(steps)}"
+            )
+        return lines
 
 
 def has_learned(losses: Sequence[float], unigram: float) -> bool:
@@ -214,9 +136,7 @@ def _steps(steps: int) -> str:
     return f"train.steps={-(-steps // unit) * unit}"
 
 
-def regime_of(
-    config: RunConfig, params: int, steps: int, text_tokens: int | None, initial: InitialSignal | None = None
-) -> Regime:
+def regime_of(config: RunConfig, params: int, steps: int, text_tokens: int | None) -> Regime:
     """The regime of a run.
 
     Args:
@@ -224,22 +144,15 @@ def regime_of(
         steps: Optimizer steps.
     """
     tokens = steps * config.resolved.tokens_per_step
-    return regime_from(config.weight_decay, config.optim.keys, params, tokens, steps, text_tokens, initial)
+    return regime_from(config.weight_decay, config.optim.keys, params, tokens, steps, text_tokens)
 
 
 def regime_from(
-    weight_decay: float,
-    optim: Mapping[str, Any],
-    params: int,
-    tokens: int,
-    steps: int,
-    text_tokens: int | None,
-    initial: InitialSignal | None = None,
+    weight_decay: float, optim: Mapping[str, Any], params: int, tokens: int, steps: int, text_tokens: int | None
 ) -> Regime:
     """The regime of a run whose configuration is plain values; `optim` has the keys of the optimizer."""
     by_role, coupled = factors_by_role(optim["groups"]), optim["decay_mode"] == "coupled"
     factors = [by_role.get(role, {}) for role in BLOCKS]
     strongest = max(own.get("weight_decay", 1.0) * (own.get("lr", 1.0) if coupled else 1.0) for own in factors)
     pull = weight_decay * strongest * (optim["lr"] if coupled else 1.0)
-    decay_steps = 1 / pull if pull else math.inf
-    return Regime(params, tokens, steps, text_tokens, decay_steps, Schedule.of(optim), "beta2" in optim, initial)
+    return Regime(params, tokens, steps, text_tokens, decay_steps=1 / pull if pull else math.inf)

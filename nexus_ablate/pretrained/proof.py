@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from nexus_ablate.config.compose import compose
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.pretrained.expression import Expression, express
-from nexus_ablate.pretrained.library import Files, built, kernels, load, logits_of, outline
+from nexus_ablate.pretrained.library import Files, built, kernels, load, logits_of
 from nexus_ablate.pretrained.shrink import VOCAB, shrunk
 
 if TYPE_CHECKING:
@@ -155,12 +155,6 @@ def weights(config: Any, files: Files) -> Proof:
     allowed = min(MARGIN * max(own, rounding), LARGEST * scale)
     part = "" if difference <= allowed else first_part(blocks, expected_blocks, LARGEST)
     return Proof(difference, allowed, length, part)
-
-
-def memory_of(config: Any) -> int:
-    """Bytes that the proof of the weights takes: the model twice in float32, and three times its logits."""
-    parameters = sum(tensor.numel() for tensor in outline(config).values())
-    return 4 * (2 * parameters + 3 * config.vocab_size * LONGEST)
 
 
 def distance(actual: Tensor, expected: Tensor) -> float:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from nexus_ablate.console import sparkline
 from nexus_ablate.errors import UserError, printable
 from nexus_ablate.measure.measures import MEASURES
-from nexus_ablate.report.output_files import write_output
+from nexus_ablate.runs import atomic_write
 from nexus_ablate.runs.record import RunRecord, read_rows
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def save_figure(figure: Figure, path: Path) -> None:
     drawn = io.BytesIO()
     form = path.suffix.removeprefix(".")
     figure.savefig(drawn, format=form, dpi=130, metadata={"Title": figure.get_suptitle()})
-    write_output(path, drawn.getvalue())
+    atomic_write(path, drawn.getvalue())
 
 
 def run_figure(record: RunRecord) -> Figure:

@@ -7,7 +7,6 @@ from nexus_ablate.runs.files import (
     atomic_write_json,
     atomic_write_text,
     make_directory,
-    open_regular,
     strict_json,
 )
 from nexus_ablate.runs.naming import Identity, arm_name, identity, run_path
@@ -43,7 +42,6 @@ __all__ = [
     "identity",
     "made_by_other_code",
     "make_directory",
-    "open_regular",
     "open_run",
     "read_jsonl",
     "read_rows",

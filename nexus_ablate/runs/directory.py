@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import shutil
 import socket
 import threading
@@ -14,15 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from nexus_ablate.errors import AlreadyRunning, StorageError, UserError
+from nexus_ablate.errors import AlreadyRunning, StorageError
 from nexus_ablate.masking import mask
 from nexus_ablate.runs.files import (
     atomic_write_json,
     atomic_write_text,
     check_reach,
     make_directory,
-    open_regular,
-    refuse_link,
     remove_empty,
     storage,
     strict_json,
@@ -31,15 +28,13 @@ from nexus_ablate.runs.files import (
 )
 from nexus_ablate.runs.formats import State
 from nexus_ablate.runs.naming import Identity
-from nexus_ablate.runs.ownership import LIVE, LOST_SECONDS, SETTLED, now, release, take_lock
+from nexus_ablate.runs.ownership import LIVE, LOST_SECONDS, SETTLED, is_beating, now, release, take_lock
 from nexus_ablate.runs.record import (
     FIRST_KEYS,
     LOGS,
-    file_hashes,
     has_status,
     read_env,
     read_status,
-    write_summary,
 )
 
 HEARTBEAT_SECONDS = 10.0
@@ -62,8 +57,6 @@ class Run:
         self._status = status
         self._lock = lock
         self._place = None if finished else _place(path)
-        self._token = secrets.token_hex(8)
-        self._owns = False
         self._logs: dict[str, int] = {}
         self._closed = finished
         self._written = 0.0
@@ -113,9 +106,8 @@ class Run:
         if state not in get_args(State):
             raise ValueError(f"no state {state!r}")
         with self._writing:
-            files = file_hashes(self.path) if state in SETTLED else {}
             status = {"state": state, "reason": mask(reason), "traceback": mask(traceback), "exit_status": exit_status}
-            self._write_status({**status, "updated": now(), "files": files})
+            self._write_status({**status, "updated": now()})
 
     def heartbeat(self) -> None:
         """Record that the process is alive; writes at most once in ten seconds."""
@@ -168,11 +160,11 @@ class Run:
             truncate(path, offsets.get(name, 0))
             if name not in self._logs:
                 with storage(path):
-                    self._logs[name] = open_regular(path, os.O_WRONLY | os.O_APPEND)
+                    self._logs[name] = os.open(path, os.O_WRONLY | os.O_APPEND)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Replace summary.json."""
-        write_summary(self.path, summary, self.require_owner)
+        self.write_json("summary.json", summary)
 
     def write_json(self, name: str, values: dict[str, Any]) -> None:
         """Replace another JSON file of the directory atomically."""
@@ -205,10 +197,8 @@ class Run:
         self._status["step"] = row["step"]
 
     def _write_status(self, changes: dict[str, Any]) -> None:
-        now_owner = {"host": socket.gethostname(), "pid": os.getpid(), "owner": self._token, "heartbeat": now()}
-        self._status |= {**changes, **now_owner, "beat": self._status.get("beat", 0) + 1}
+        self._status |= {**changes, "host": socket.gethostname(), "pid": os.getpid(), "heartbeat": now()}
         self.write_json("status.json", self._status)
-        self._owns = True
         self._written = time.monotonic()
 
     def _beat(self) -> None:
@@ -217,30 +207,18 @@ class Run:
                 self.heartbeat()
             except StorageError as error:  # the training stops at its next write to the same disk
                 _log.warning("no heartbeat: %s", error)
-            except AlreadyRunning:  # the training stops at its next write
-                return
 
     def require_owner(self) -> None:
-        """Check that this process still owns the directory that it opened.
+        """Check that the directory is still the one that this process opened.
 
         Raises:
             StorageError: It was renamed, deleted or emptied; another process may own a new one of the same name.
-            AlreadyRunning: Another process has taken it over, because this one was suspended or its disk out of reach.
         """
         if self._closed:
             raise RuntimeError(f"{self.path} is not open for writing")
         if _place(self.path) != self._place:
             fix = "put the directory back and run the same command to resume, or train it again"
             raise StorageError(f"{self.path} was renamed, deleted or emptied during the run", "no LOCK", fix)
-        if not self._owns:
-            return
-        try:
-            status = read_status(self.path)
-        except UserError:  # who takes a run over replaces the file by a whole one
-            return
-        if status.get("owner", self._token) != self._token:
-            fix = "wait for it: the same command then shows its result"
-            raise AlreadyRunning(f"{self.path} was taken over while this process was suspended", _owner(status), fix)
 
 
 def _place(path: Path) -> tuple[int, int] | None:
@@ -252,35 +230,22 @@ def _place(path: Path) -> tuple[int, int] | None:
     return lock.st_dev, lock.st_ino
 
 
-def _owner(status: dict[str, Any] | None) -> str:
-    return f"host {status['host']}, pid {status['pid']}" if status else "another process"
-
-
-def refuse_if_alive(path: Path, status: dict[str, Any] | None, made: bool, locked: bool) -> None:
-    """Refuse an owner that the lock doesn't show: one on another host, or on a file system without locks.
-
-    Clocks of two hosts differ, so none is compared with another: what this process sees change while it waits is alive.
+def refuse_if_alive_elsewhere(path: Path, status: dict[str, Any] | None) -> None:
+    """Refuse a run whose owner is on another host, where a lock may not show it.
 
     Args:
-        path: The run directory.
+        path: The run directory, which this process has locked.
         status: Its status.json; None if there is none.
-        made: Whether this process has made the directory.
-        locked: Whether it holds the directory's lock.
 
     Raises:
-        AlreadyRunning: The owner wrote during `LOST_SECONDS` of this process's clock.
+        AlreadyRunning: The owner's heartbeat is fresh.
     """
-    shown_by_lock = locked and (status is None or status["host"] == socket.gethostname())
-    if made or shown_by_lock or (status is not None and status["state"] not in LIVE):
+    if status is None or status["state"] not in LIVE or status["host"] == socket.gethostname():
         return
-    before, deadline = status, time.monotonic() + LOST_SECONDS
-    _log.warning("waiting up to %.0f s to see whether %s still trains %s", LOST_SECONDS, _owner(status), path)
-    while time.monotonic() < deadline:
-        time.sleep(min(LOST_SECONDS / 20, 1))
-        status = read_status(path) if has_status(path) else None
-        if status != before:
-            fix = "wait for it, stop it, or use rerun=on"
-            raise AlreadyRunning(f"{path} is being trained", _owner(status), fix)
+    if is_beating(status):
+        owner = f"host {status['host']}, pid {status['pid']}, heartbeat {status['heartbeat']}"
+        fix = f"wait for it, or {LOST_SECONDS:.0f} s after its last heartbeat the same command again, or use rerun=on"
+        raise AlreadyRunning(f"{path} is being trained", owner, fix)
 
 
 def append_log(path: Path, text: str) -> None:
@@ -288,7 +253,7 @@ def append_log(path: Path, text: str) -> None:
     line = f"{now()} {mask(text)}\n".encode("utf-8", "backslashreplace")
     file = path / "log.txt"
     with storage(file, len(line)):
-        descriptor = open_regular(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         try:
             write_all(descriptor, line)
         finally:
@@ -346,7 +311,7 @@ def open_run(
             release(lock)
             return Run(path, result, None, finished=True, resuming=False)
         status = read_status(path) if has_status(path) else None
-        refuse_if_alive(path, status, path in made, locked=lock is not None)
+        refuse_if_alive_elsewhere(path, status)
         return _begin(path, lock, status, launch)
     except BaseException:
         if path in made and lock is not None:  # leave no incomplete directory
@@ -362,7 +327,6 @@ def _begin(path: Path, lock: int | None, status: dict[str, Any] | None, launch: 
     with storage(path):
         for orphan in path.glob(".*.tmp"):
             orphan.unlink()
-        refuse_link(path / "checkpoints")
         (path / "checkpoints").mkdir(exist_ok=True)
     former = read_env(path)
     if former is not None:
@@ -373,7 +337,7 @@ def _begin(path: Path, lock: int | None, status: dict[str, Any] | None, launch: 
         kept = {key: status.get(key) for key in kept}
     resuming = status is not None or any(os.path.lexists(path / name) for name in LOGS)
     run = Run(path, {"state": "created", "reason": "", **kept}, lock, finished=False, resuming=resuming)
-    run.status("created")  # first: from here on, another owner notices
+    run.status("created")
     atomic_write_text(path / "config.yaml", mask(launch.config_yaml), run.require_owner)
     overrides = "".join(mask(override) + "\n" for override in launch.overrides)
     atomic_write_text(path / "overrides.txt", overrides, run.require_owner)

@@ -9,7 +9,6 @@ import math
 import os
 import re
 import secrets
-import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,11 +29,9 @@ _DISK_FIXES = {
     errno.ENOTDIR: _NO_DIRECTORY,
     errno.EEXIST: _NO_DIRECTORY,
     errno.ENAMETOOLONG: "choose a shorter name or runs_dir",
-    errno.ELOOP: "remove the link: nothing is written through one",
 }
 _OTHER_FIX = "check the disk or choose another runs_dir"
 _SCHEME = re.compile(r".*/[A-Za-z][A-Za-z0-9+.-]+:(?=/)")
-LINK = "it is a symbolic link"
 _write = os.write
 
 
@@ -53,94 +50,37 @@ def storage(path: Path, needed: int = 0) -> Iterator[None]:
 
 def refused(error: OSError, problem: str = "", more: str = "") -> StorageError:
     """An error of the operating system as an error for the user."""
-    why = LINK if error.errno == errno.ELOOP else error.strerror or type(error).__name__
+    why = error.strerror or type(error).__name__
     problem = problem or f"cannot use {error.filename or 'a file'}"
     return StorageError(problem, why + more, _DISK_FIXES.get(error.errno or 0, _OTHER_FIX))
 
 
-def refuse_impossible_folder(folder: Path) -> None:
-    """Refuse a URL, which would become folders called `s3:` and `user:password@bucket`, and a folder of devices.
-
-    Memory that is mounted among the devices counts as a disk.
+def refuse_url(folder: Path) -> None:
+    """Refuse a URL, which would become folders called `s3:` and `user:password@bucket`.
 
     Raises:
-        ConfigError: It is such a folder.
+        ConfigError: It is one.
     """
-    place = Path(os.path.realpath(folder))
-    scheme = _SCHEME.search(f"{place}/")
+    scheme = _SCHEME.search(f"{folder.absolute()}/")
     if scheme and not os.path.isdir(scheme[0]):
         raise ConfigError("a URL is not a folder on this machine; mount what it names", str(folder), "runs_dir=runs")
-    if place.is_relative_to("/dev/shm"):
-        return
-    if top := next((top for top in ("/dev", "/proc", "/sys") if place.is_relative_to(top)), ""):
-        raise ConfigError(f"{top} holds no files of yours", str(folder), "choose a folder on a disk")
-
-
-def open_regular(path: Path, flags: int = os.O_RDONLY, follow: bool = False) -> int:
-    """A descriptor of a regular file; doesn't wait for a pipe or read a device.
-
-    Args:
-        path: The file.
-        flags: The flags of `os.open`.
-        follow: Whether to follow a link, for files that the user names.
-
-    Raises:
-        OSError: It isn't a regular file, or the system refuses.
-    """
-    descriptor = os.open(path, flags | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW), 0o666)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    return descriptor
-
-
-def read_regular(path: Path, limit: int, follow: bool = False) -> bytes | None:
-    """The content of a regular file; None if there is none.
-
-    Raises:
-        OSError: It isn't a regular file, is larger than `limit` bytes, or can't be read.
-    """
-    try:
-        with open(open_regular(path, follow=follow), "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > limit:
-                raise OSError(errno.EFBIG, f"it has {size} bytes, more than {limit}", str(path))
-            return file.read(size)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        if error.errno == errno.ELOOP and not follow:
-            raise OSError(errno.ELOOP, LINK, str(path)) from None
-        raise
-
-
-def refuse_link(path: Path) -> None:
-    """Refuse a symbolic link.
-
-    Raises:
-        OSError: It is a link.
-    """
-    if path.is_symlink():
-        raise OSError(errno.ELOOP, LINK, str(path))
 
 
 def make_directory(path: Path, root: Path) -> list[Path]:
-    """Make a directory below `root` and its missing parents; no part below `root` may be a link.
+    """Make a directory below `root` and its missing parents.
 
     Returns:
         The directories that were made, outermost first.
 
     Raises:
-        ConfigError: `root` is in a folder of devices.
-        StorageError: The disk refused, or a part is a link; the directories made so far are removed.
+        ConfigError: `root` is a URL.
+        StorageError: The disk refused; the directories made so far are removed.
     """
-    refuse_impossible_folder(root)
+    refuse_url(root)
     made: list[Path] = []
     try:
         for part in (*reversed(path.parents), path):
             with storage(part):
-                if part != root and part.is_relative_to(root):
-                    refuse_link(part)
                 if not part.is_dir():
                     try:
                         part.mkdir()
@@ -255,10 +195,10 @@ def check_reach(path: Path, offset: int) -> None:
 
     Raises:
         CheckpointError: It is shorter, or no line ends there.
-        StorageError: It is a link, or the disk refuses.
+        StorageError: The disk refuses.
     """
     data, size = b"", 0
-    with storage(path), contextlib.suppress(FileNotFoundError), open(open_regular(path), "rb") as file:
+    with storage(path), contextlib.suppress(FileNotFoundError), path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(offset - 1, 0))
         data = file.read(1)
@@ -272,9 +212,9 @@ def truncate(path: Path, offset: int) -> None:
 
     Raises:
         CheckpointError: The log is shorter than `offset` bytes, or no line ends there.
-        StorageError: It is a link, or the disk refuses.
+        StorageError: The disk refuses.
     """
     check_reach(path, offset)
-    with storage(path), open(open_regular(path, os.O_RDWR | os.O_CREAT), "r+b") as file:
+    with storage(path), path.open("ab") as file:
         file.truncate(offset)
         os.fsync(file.fileno())

@@ -27,8 +27,7 @@ State = Literal["created", "running", "preempted", "finished", "diverged", "fail
 class StatusRecord(Struct):
     """status.json.
 
-    `owner` and `beat` are of the process that trains, `exit_status` is of a failed run, `files` has the hashes of a run
-    with a result.
+    `exit_status` is of a failed run.
     """
 
     state: State
@@ -41,9 +40,6 @@ class StatusRecord(Struct):
     step: Count | None = None
     started: Time | None = None
     updated: Time | None = None
-    owner: str = ""
-    beat: Count = 0
-    files: dict[str, str] = {}
 
 
 class ModelSize(Struct):

@@ -11,7 +11,6 @@ from typing import Any
 
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.masking import mask
-from nexus_ablate.runs.files import refuse_link, storage
 
 NAME_BYTES = 120
 BASELINE = "baseline"
@@ -83,13 +82,8 @@ def run_path(runs_dir: str | Path, experiment: str, arm: str, seed: int, identit
 
     Raises:
         ConfigError: The experiment or arm can't name a directory.
-        StorageError: A part below `runs_dir` is a link, which could lead out of it.
     """
     for kind, name in (("experiment", experiment), ("arm", arm)):
         if not NAME.fullmatch(name) or len(name) > NAME_BYTES:
             raise ConfigError(f"this {kind} cannot name a directory", name, "letters, digits and = , . @ _ + - only")
-    path = Path(runs_dir) / experiment / arm / f"s{seed}-{identity.hash8}"
-    for part in (path.parents[1], path.parent, path):
-        with storage(part):
-            refuse_link(part)
-    return path
+    return Path(runs_dir) / experiment / arm / f"s{seed}-{identity.hash8}"

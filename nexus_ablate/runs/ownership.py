@@ -1,8 +1,8 @@
 """Ownership of a run directory: at most one living process.
 
 The kernel holds the lock for the life of the process, so a killed owner is noticed at once, and a later process with
-the same pid is not mistaken for it. On other hosts, and on file systems without locks, the owner's token and its count
-of beats in status.json decide: see `directory.refuse_if_alive`.
+the same pid is not mistaken for it. An owner on another host, where the lock may not reach, is alive while its
+heartbeat in status.json is fresh.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from nexus_ablate.errors import AlreadyRunning
-from nexus_ablate.runs.files import open_regular, write_all
+from nexus_ablate.errors import AlreadyRunning, StorageError
+from nexus_ablate.runs.files import write_all
 
 LIVE = ("created", "running")
 SETTLED = ("finished", "diverged")  # both are results: divergence is one too
@@ -38,8 +38,8 @@ def _close_in_child() -> None:
 os.register_at_fork(after_in_child=_close_in_child)
 
 
-def take_lock(path: Path, busy: str = "is being trained", name: str = "LOCK") -> int | None:
-    """The descriptor that owns a directory; None where the file system has no locks.
+def take_lock(path: Path, busy: str = "is being trained", name: str = "LOCK") -> int:
+    """The descriptor that owns a directory.
 
     Args:
         path: The directory of a run or a study.
@@ -48,8 +48,9 @@ def take_lock(path: Path, busy: str = "is being trained", name: str = "LOCK") ->
 
     Raises:
         AlreadyRunning: Another process holds it.
+        StorageError: The file system has no locks.
     """
-    descriptor = open_regular(path / name, os.O_RDWR | os.O_CREAT)
+    descriptor = os.open(path / name, os.O_RDWR | os.O_CREAT, 0o666)
     for _ in range(5):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -59,7 +60,8 @@ def take_lock(path: Path, busy: str = "is being trained", name: str = "LOCK") ->
             os.close(descriptor)
             if error.errno not in _NO_LOCKS:
                 raise
-            return None
+            problem = f"{path} is on a file system without file locks, which say who trains a run"
+            raise StorageError(problem, error.strerror or "", "runs_dir=DIR, on a file system that has them") from None
         else:
             _held.add(descriptor)
             try:
@@ -85,7 +87,7 @@ def release(lock: int | None) -> None:
 def _owned(path: Path) -> bool | None:
     """Whether a process on this host owns the directory; None if its lock doesn't show it."""
     try:
-        descriptor = open_regular(path / "LOCK")
+        descriptor = os.open(path / "LOCK", os.O_RDONLY)
     except OSError:
         return None
     try:
@@ -109,10 +111,15 @@ def effective_state(status: dict[str, Any], path: Path) -> str:
     if status["state"] not in LIVE:
         return status["state"]
     owned = _owned(path) if status["host"] == socket.gethostname() else None
-    if owned is None:  # the age is negative after a clock was set back
-        age = datetime.now(UTC) - datetime.fromisoformat(status["heartbeat"])
-        owned = abs(age.total_seconds()) <= LOST_SECONDS
+    if owned is None:
+        owned = is_beating(status)
     return status["state"] if owned else "lost"
+
+
+def is_beating(status: dict[str, Any]) -> bool:
+    """Whether the heartbeat is fresh, by this host's clock."""
+    age = datetime.now(UTC) - datetime.fromisoformat(status["heartbeat"])
+    return abs(age.total_seconds()) <= LOST_SECONDS  # negative after a clock was set back
 
 
 def now() -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import re
 import shlex
@@ -19,17 +17,12 @@ import msgspec
 
 from nexus_ablate.errors import RESTORE, UserError
 from nexus_ablate.plain_data import LARGEST, UNREADABLE, check_plain, load_yaml, strict_loads
-from nexus_ablate.runs.files import atomic_write_json, open_regular, read_regular, strict_json
 from nexus_ablate.runs.formats import ByHead, ConfigRecord, EnvironmentRecord, RowRecord, StatusRecord, SummaryRecord
 from nexus_ablate.runs.ownership import effective_state
 
 LOGS = ("metrics.jsonl", "probes.jsonl")
-UNCHANGING = ("config.yaml", "overrides.txt", "env.json", "init.json", *LOGS, "evaluation.jsonl")
-"""The files of a run that nothing writes after it has ended."""
 FIRST_KEYS = ("step", "tokens", "flops", "seconds")
 
-DOCUMENT_BYTES = 16 * 2**20
-"""Most bytes of a JSON file, and of a line of a log: a row of a model with a thousand layers has 1 MiB."""
 _CHUNK_BYTES = 8 * 2**20
 _TAIL_BYTES = 2**18
 
@@ -70,14 +63,10 @@ def read_run(path: Path) -> RunRecord:
     """Read a run directory.
 
     Raises:
-        UserError: It isn't a run, or a file in it is damaged or was changed since it ended; the message names the file.
+        UserError: It isn't a run, or a file in it is damaged; the message names the file.
     """
     path = Path(os.path.abspath(path))
     status = read_status(path)
-    if recorded := status.get("files"):
-        hashes = file_hashes(path)
-        if changed := [name for name in UNCHANGING if hashes.get(name) != recorded.get(name)]:
-            raise damaged(path / changed[0], "it is not the file that this run ended with, by the hash in status.json")
     seed, rerun = None, 1
     if named := _RUN_NAME.fullmatch(path.name):
         seed, rerun = int(named[1]), int(named[2] or 1)
@@ -98,7 +87,7 @@ def read_run(path: Path) -> RunRecord:
 
 
 def has_status(path: Path) -> bool:
-    """Whether a directory is a run: it has a status.json, even a damaged one or a link."""
+    """Whether a directory is a run: it has a status.json, even a damaged one."""
     return os.path.lexists(path / "status.json")
 
 
@@ -125,9 +114,6 @@ def read_summary(path: Path, status: dict[str, Any]) -> dict[str, Any] | None:
         measures = {name: value for name, value in summary.items() if "/" in name}
         with _named(path / "summary.json"):
             msgspec.convert(measures, dict[str, ByHead])
-            recorded = summary.pop("checksum", None)
-            if recorded not in (None, _checksum(summary)):
-                raise ValueError("it was changed after it was written, by its checksum")
     if summary is None and status["state"] == "finished":
         raise damaged(path / "summary.json", "the file is missing, but status.json has the state finished")
     return summary
@@ -140,33 +126,6 @@ def leaves(values: Mapping[str, Any], *before: str) -> Iterator[tuple[tuple[str,
             yield from leaves(value, *before, name)
         else:
             yield (*before, name), value
-
-
-def write_summary(path: Path, summary: Mapping[str, Any], check: Callable[[], None] = lambda: None) -> None:
-    """Replace the summary.json of a run directory; its checksum shows a change that another program makes.
-
-    Raises:
-        StorageError: The disk refused; the old file is untouched.
-    """
-    written = strict_loads(strict_json(summary))
-    atomic_write_json(path / "summary.json", {**summary, "checksum": _checksum(written)}, check)
-
-
-def _checksum(summary: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(summary, sort_keys=True).encode()).hexdigest()
-
-
-def file_hashes(path: Path) -> dict[str, str]:
-    """sha256 of each file of `UNCHANGING` that a run directory has.
-
-    Raises:
-        UserError: A file can't be read.
-    """
-    hashes = {}
-    for name in UNCHANGING:
-        with _named(path / name), suppress(FileNotFoundError), open(open_regular(path / name), "rb") as file:
-            hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return hashes
 
 
 def read_config(path: Path) -> dict[str, Any] | None:
@@ -229,9 +188,9 @@ def read_lines(path: Path, start: int = 0) -> Iterator[bytes]:
         start: Byte at which a line begins; negative: only the lines that begin in the last `-start` bytes.
 
     Raises:
-        UserError: It can't be read, or a line is longer than any row can be.
+        UserError: It can't be read.
     """
-    with _named(path), suppress(FileNotFoundError), open(open_regular(path), "rb") as file:
+    with _named(path), suppress(FileNotFoundError), path.open("rb") as file:
         rest, size = b"", os.fstat(file.fileno()).st_size
         file.seek(start if start >= 0 else max(size + start, 0))
         if start < 0 < size + start:
@@ -241,8 +200,6 @@ def read_lines(path: Path, start: int = 0) -> Iterator[bytes]:
             end = rest.rfind(b"\n") + 1
             if end:
                 yield rest[:end]
-            elif len(rest) > DOCUMENT_BYTES:
-                raise damaged(path, f"a line of more than {DOCUMENT_BYTES} bytes")
             rest = rest[end:]
 
 
@@ -281,7 +238,7 @@ def with_strata(path: Path) -> list[Path]:
 def find_runs(dirs: Iterable[Path]) -> list[Path]:
     """The run directories in the given ones (a run, an arm, a study with or without strata, or a runs_dir), sorted.
 
-    Hidden directories and links are skipped: a link could lead anywhere.
+    Hidden directories are skipped.
 
     Raises:
         UserError: A given directory doesn't exist or can't be read.
@@ -290,7 +247,7 @@ def find_runs(dirs: Iterable[Path]) -> list[Path]:
 
 
 def runs_and_strangers(dirs: Iterable[Path]) -> tuple[list[Path], dict[Path, str]]:
-    """The runs, as `find_runs` has them, and why links and directories that look like runs are none.
+    """The runs, as `find_runs` has them, and why directories that look like runs are none.
 
     Raises:
         UserError: As in `find_runs`.
@@ -299,15 +256,14 @@ def runs_and_strangers(dirs: Iterable[Path]) -> tuple[list[Path], dict[Path, str
     others: list[Path] = []
 
     def search(path: Path, depth: int) -> None:
-        for child in path.iterdir():
+        for child in sorted(path.iterdir(), key=Path.is_symlink):  # a run under its own name, before a link to it
             if child.name.startswith(".") or not child.is_dir():
                 continue
-            is_link = child.is_symlink()
-            if not is_link and has_status(child):
+            if has_status(child):
                 runs.setdefault(child.resolve(), child)
                 continue
             others.append(child)
-            if depth > 1 and not is_link:
+            if depth > 1:
                 search(child, depth - 1)
 
     for path in chain.from_iterable(map(with_strata, dirs)):
@@ -326,10 +282,7 @@ def runs_and_strangers(dirs: Iterable[Path]) -> tuple[list[Path], dict[Path, str
     arms = {run.parent for run in runs.values()}
     strangers = {}
     for path in sorted(others):
-        if path.is_symlink():
-            if path.resolve() not in runs:
-                strangers[path] = "a link, which is not followed; name what it leads to"
-        elif _RUN_NAME.fullmatch(path.name) or path.parent in arms:
+        if _RUN_NAME.fullmatch(path.name) or path.parent in arms:
             strangers[path] = "not a run: no status.json"
     return sorted(runs.values()), strangers
 
@@ -341,8 +294,10 @@ def read_text(path: Path) -> str | None:
         UserError: It can't be read.
     """
     with _named(path):
-        data = read_regular(path, DOCUMENT_BYTES)
-        return None if data is None else data.decode()
+        try:
+            return path.read_bytes().decode()
+        except FileNotFoundError:
+            return None
 
 
 def read_document(path: Path, form: Any, parse: Callable[[str], Any] = strict_loads) -> dict[str, Any] | None:

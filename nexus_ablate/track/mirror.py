@@ -12,7 +12,6 @@ from typing import Any, final
 
 from nexus_ablate.config.options import Option
 from nexus_ablate.runs import read_run
-from nexus_ablate.runs.files import refuse_link
 from nexus_ablate.runs.lookup import name_to_type
 from nexus_ablate.track.account import LOG_IN, NO_KEY, credentials, failure, resolve_mode
 from nexus_ablate.track.run_on_wandb import place_of, settings_of
@@ -149,7 +148,6 @@ def start_tracker(
         return FilesTracker()
 
     def start() -> Upload:
-        refuse_link(run_dir / "wandb")  # where W&B keeps its files
         record, place = read_run(run_dir), place_of(run_dir, option)
         online = "online" if mode == "wandb" else "offline"
         # W&B gives up before finish() does. This also limits its work when the process exits.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nexus_ablate.errors import CheckpointError, StorageError
-from nexus_ablate.runs.files import read_regular, refuse_link, storage, sync_directory, write_synced
+from nexus_ablate.runs.files import storage, sync_directory, write_synced
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +23,6 @@ MANIFEST = "MANIFEST.json"
 STATE = "state.json"
 _STEP_NAME = re.compile(r"step_(\d{8,})")
 _FILE_NAME = re.compile(r"[a-z][a-z0-9_]*\.safetensors|state\.json")
-_JSON_BYTES = 64 * 2**20  # size limit of MANIFEST.json and state.json, far above what either needs
 _log = logging.getLogger(__name__)
 
 
@@ -81,7 +80,6 @@ def save(
     final = checkpoints / f"step_{step:08d}"
     needed = len(state_json) + sum(t.numel() * t.element_size() for group in tensors.values() for t in group.values())
     with storage(checkpoints, needed):
-        refuse_link(checkpoints)
         checkpoints.mkdir(exist_ok=True)  # not its parents: a run directory that was renamed must not be created again
         for orphan in checkpoints.glob("step_*.tmp-*"):
             _delete(orphan)
@@ -136,7 +134,7 @@ def newest_hash(checkpoints: Path, group: str) -> str | None:
     if newest is None:
         return None
     try:
-        files = json.loads(_read_file(newest[1] / MANIFEST, _JSON_BYTES))["files"]
+        files = json.loads(_read_file(newest[1] / MANIFEST))["files"]
         return str(files[f"{group}.safetensors"]["sha256"])
     except (_Damaged, ValueError, LookupError, TypeError) as error:
         fix = "restore it from a copy"
@@ -181,12 +179,10 @@ def _write(
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a valid checkpoint exists at this path. Deletes a damaged one, and a link, which is not followed."""
+    """Whether a valid checkpoint exists at this path. Deletes a damaged one."""
     if not os.path.lexists(path):
         return False
     try:
-        if path.is_symlink():
-            raise _Damaged("it is a symbolic link")
         _read_verified(path)
     except _Damaged:
         _delete(path)
@@ -218,10 +214,8 @@ def require_space(checkpoints: Path, needed: int) -> None:
 
 
 def _steps(checkpoints: Path) -> list[tuple[int, Path]]:
-    """The checkpoints as (step, path) pairs. Symbolic links are ignored: they could lead anywhere."""
-    if checkpoints.is_symlink():
-        return []
-    there = (path for path in checkpoints.glob("step_*") if path.is_dir() and not path.is_symlink())
+    """The checkpoints as (step, path) pairs."""
+    there = (path for path in checkpoints.glob("step_*") if path.is_dir())
     names = [(_STEP_NAME.fullmatch(path.name), path) for path in there]
     return [(int(match[1]), path) for match, path in names if match]
 
@@ -242,7 +236,7 @@ def _delete(path: Path) -> None:
     try:
         os.rename(path, doomed)
         _checkpoint_point(f"before emptying {path.name}")
-        doomed.unlink() if doomed.is_symlink() else shutil.rmtree(doomed)
+        shutil.rmtree(doomed)
     except OSError as error:
         _log.warning("cannot delete %s: %s", path, error)
 
@@ -255,9 +249,9 @@ def _read_verified(path: Path) -> dict[str, bytes]:
     """
     step = int(path.name.removeprefix("step_"))
     try:
-        manifest = json.loads(_read_file(path / MANIFEST, _JSON_BYTES))
+        manifest = json.loads(_read_file(path / MANIFEST))
         entries = {name: (int(entry["bytes"]), entry["sha256"]) for name, entry in manifest["files"].items()}
-        own = manifest["step"] == step and STATE in entries and entries[STATE][0] <= _JSON_BYTES
+        own = manifest["step"] == step and STATE in entries
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
         raise _Damaged(f"{MANIFEST} is unreadable") from None
     if not own:
@@ -266,7 +260,7 @@ def _read_verified(path: Path) -> dict[str, bytes]:
     for name, (size, sha256) in entries.items():
         if not _FILE_NAME.fullmatch(name):  # such as ../../elsewhere
             raise _Damaged(f"{MANIFEST} names an unknown file")
-        data = _read_file(path / name, size)
+        data = _read_file(path / name)
         if len(data) < size:
             raise _Damaged(f"{name} has {len(data)} bytes, not {size}")
         if hashlib.sha256(data).hexdigest() != sha256:
@@ -275,11 +269,10 @@ def _read_verified(path: Path) -> dict[str, bytes]:
     return files
 
 
-def _read_file(path: Path, limit: int) -> bytes:
+def _read_file(path: Path) -> bytes:
     try:
-        data = read_regular(path, limit)
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise _Damaged(f"{path.name} is missing") from None
     except OSError as error:
         raise _Damaged(f"{path.name}: {error.strerror}") from None
-    if data is None:
-        raise _Damaged(f"{path.name} is missing")
-    return data

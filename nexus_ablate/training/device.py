@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
-import itertools
 import os
 import platform
 import re
 import shutil
-import sys
-import tempfile
 import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -19,7 +15,7 @@ from nexus_ablate.config.rules import check_graphs
 from nexus_ablate.config.run_config import TrainConfig
 from nexus_ablate.console import several
 from nexus_ablate.errors import ConfigError
-from nexus_ablate.gpus import multiplies_bf16, visible_gpus
+from nexus_ablate.gpus import multiplies_bf16
 
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
@@ -104,52 +100,6 @@ def choose_threads(requested: int | str, idle: IdleCores) -> tuple[int, str]:
     return threads, ""
 
 
-_leases: list[int] = []
-"""Open file descriptors. The lock of a lease ends with this process, even after a kill."""
-
-
-def lease_gpu() -> None:
-    """Reserve the least used visible GPU until this process ends, and make it the only visible one.
-
-    Without a lease, all processes of a launcher that assigns no GPUs would train on the first GPU. The lease is a lock
-    on the first free file of `gpu-0.0, gpu-1.0, ..., gpu-0.1, ...`, so every GPU is used once before one is shared.
-    Does nothing if CUDA is already initialized or torchrun assigns the GPUs.
-    """
-    torch = sys.modules.get("torch")
-    gpus = visible_gpus()
-    if not gpus or _leases or "LOCAL_RANK" in os.environ or (torch is not None and torch.cuda.is_initialized()):
-        return
-    for level, gpu in ((level, gpu) for level in itertools.count() for gpu in gpus):
-        descriptor = _lease(gpu, level)
-        if descriptor is not None:
-            _leases.append(descriptor)
-            os.environ["CUDA_VISIBLE_DEVICES"] = gpu
-            return
-
-
-def free_gpus() -> list[str]:
-    """The visible GPUs on which no process of this user holds a lease."""
-    free = {gpu: _lease(gpu, 0) for gpu in visible_gpus()}
-    for descriptor in free.values():
-        if descriptor is not None:
-            os.close(descriptor)
-    return [gpu for gpu, descriptor in free.items() if descriptor is not None]
-
-
-def _lease(gpu: str, level: int) -> int | None:
-    """A descriptor with the lock of a GPU's lease file; None if another process has it."""
-    folder = Path(tempfile.gettempdir()) / f"nexus_ablate-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    name = re.sub(r"[^A-Za-z0-9-]", "_", gpu)
-    descriptor = os.open(folder / f"gpu-{name}.{level}", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
-
-
 def device_of(train: TrainConfig):
     """The torch device of a run.
 
@@ -174,8 +124,6 @@ def choose_device(requested: str):
     Raises:
         ConfigError: The device does not exist.
     """
-    if requested == "auto":
-        lease_gpu()
     import torch
 
     if requested == "auto":

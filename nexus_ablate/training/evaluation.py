@@ -12,8 +12,7 @@ from nexus_ablate.config.resolve import from_values
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.data import TokenizedData, eval_windows, hash_tokens, prepare
 from nexus_ablate.errors import CheckpointError, ConfigError
-from nexus_ablate.runs import RunRecord, read_run
-from nexus_ablate.runs.record import write_summary
+from nexus_ablate.runs import RunRecord, atomic_write_json, read_run
 
 if TYPE_CHECKING:
     from nexus_ablate.model import GPT
@@ -61,7 +60,7 @@ def evaluate(path: Path, names: Sequence[str]) -> dict[str, Any]:
         except NotDefined as reason:
             answers[name] = {"not_defined": str(reason)}
     summary = (read_run(path).summary or {}) | answers  # read again: another process may have added results
-    write_summary(path, summary)
+    atomic_write_json(path / "summary.json", summary)
     return summary
 
 

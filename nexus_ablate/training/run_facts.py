@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from nexus_ablate.console import several
 from nexus_ablate.measure.counts import parameters
-from nexus_ablate.measure.initial import InitialSignal
 from nexus_ablate.measure.regime import regime_of
 from nexus_ablate.training.trainer import Trainer
 
 
-def run_facts(
-    trainer: Trainer, arm: str, decay: dict[str, list[str]], initial: InitialSignal | None, threads: int
-) -> dict[str, str]:
+def run_facts(trainer: Trainer, arm: str, decay: dict[str, list[str]], threads: int) -> dict[str, str]:
     """The table before the first step: arm, notes, model size, data, training budget, regime, device.
 
     Args:
         decay: From `decay_groups`.
-        initial: The signal in the model before training, if its init draws its values.
     """
     config, data, world = trainer.config, trainer.data, trainer.world
     model, resolved, tokens = config.model, config.resolved, len(data.train)
     sizes = {name: parameter.numel() for name, parameter in trainer.model.named_parameters()}
     decayed, free = (sum(sizes[name] for name in decay[group]) for group in ("decayed", "free"))
     params, without_tables = parameters(trainer.model)
-    regime = regime_of(config, without_tables, trainer.steps, tokens, initial)
+    regime = regime_of(config, without_tables, trainer.steps, tokens)
     several_devices = f"{world.size} x " if world.size > 1 else ""
     return {
         "arm": arm.replace(",", ", "),

@@ -6,7 +6,7 @@ import hashlib
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +37,7 @@ from nexus_ablate.training.device import IDLE, choose_threads, device_of, proces
 from nexus_ablate.training.display import Display
 from nexus_ablate.training.distributed import World, check_world, join, place
 from nexus_ablate.training.evaluation import evaluate
-from nexus_ablate.training.memory import (
-    check_memory,
-    device_memory,
-    keep_freed_memory,
-    least_bytes,
-    out_of_memory,
-    too_large,
-)
+from nexus_ablate.training.memory import keep_freed_memory, out_of_memory, too_large
 from nexus_ablate.training.start import check_start, initial_model, science_of
 
 
@@ -125,8 +118,6 @@ def _lead(
     world: World, config: RunConfig, overrides: list[str], display: Any, arm: str, run_conditions: dict[str, Any]
 ) -> Outcome:
     """Train in the first process of a run, usually the only one."""
-    from nexus_ablate.optimizers import OPTIM
-
     data = prepare(config.data, context=config.model.context)
     arm = arm or arm_name(differences(config))
     ident = identity_of(config, data.fingerprint)
@@ -137,14 +128,10 @@ def _lead(
     env = environment(sys.argv) | code | {"world_size": world.size} | run_conditions
     path = run_path(config.runs_dir, config.experiment, arm, config.seed, ident)
     launch = Launch(ident, config_yaml, overrides, env)
-    state_bytes = OPTIM.get(config.optim.name).state_bytes
-    known = {"vocab_size": data.vocab_size, "state_bytes": state_bytes, "processes": world.size}
 
     def check() -> None:
         check_passes(config, len(data.train))
         check_start(config, data.vocab_size)
-        runs = run_conditions.get("runs_per_device", 1) if world.device.type == "cuda" else 1
-        check_memory(config, *device_memory(world.device, runs), **known)
 
     def is_wanted(result: Path) -> bool:
         return not other_arithmetic(config, result)
@@ -187,7 +174,7 @@ def _lead(
         except BaseException as error:
             known_error = error
             if out_of_memory(error):
-                known_error = too_large(config, "memory ran out", least_bytes(config, **known) // 2, **known)
+                known_error = too_large(config)
             elif isinstance(error, OSError):  # from reads and writes that bypass runs/files.py
                 known_error = refused(error)
             _give_up(run, display, known_error, "" if isinstance(error, UserError) else traceback.format_exc())
@@ -260,7 +247,6 @@ def _train(
     """Build the model, train it and save the summary. The tracker stays open for evaluations."""
     import torch
 
-    from nexus_ablate.measure.initial import initial_signal
     from nexus_ablate.optimizers import decay_groups
     from nexus_ablate.training.run_facts import run_facts
     from nexus_ablate.training.signals import StopRequest
@@ -274,19 +260,17 @@ def _train(
     run.write_json("init.json", {name: {"z": z, "shape": shapes[name]} for name, z in model.z_hashes.items()})
     z_hashes = "\n".join(f"{name} {z}" for name, z in sorted(model.z_hashes.items()))
     model.to(world.device)
-    signal = None if "run" in config.init.keys else initial_signal(model)
     tracker = start_tracker(config.tracker, run.path, display.say, display.warn)
     try:
         with StopRequest() as stop:
             trainer = Trainer(config, model, data, run, tracker, display, stop, world)
             groups = decay_groups(model, config.schedule.decay, config.schedule.groups)
-            facts = run_facts(trainer, arm, groups, signal, threads)
+            facts = run_facts(trainer, arm, groups, threads)
             display.before(facts)
             run.write_json("decay_groups.json", groups)
             run.status("running")
             run.log("; ".join(f"{name}: {value}" for name, value in facts.items()))
             summary = trainer.fit() | {
-                **({"initial": asdict(signal)} if signal else {}),
                 "arm_hash": arm_hash,
                 "init_hash": hashlib.sha256(z_hashes.encode()).hexdigest(),
                 "train_tokens": len(data.train),

@@ -70,11 +70,7 @@ YAML: dict[str, str] = {
     "a name": "a: !!python/name:os.system",
     "a list with state": "!!python/object/new:list {listitems: !!python/object/apply:os.system ['touch canary']}",
     "a constructor of type": '!!python/object/new:type {args: [x, !!python/tuple [], {"extend": !!python/name:exec }]}',
-    "a billion laughs": "a: &a [x,x,x,x,x,x,x,x,x]\n"
-    + "\n".join(f"{n}: &{n} [{','.join([f'*{p}'] * 9)}]" for p, n in zip("abcdefgh", "bcdefghi", strict=True)),
     "itself": "a: &a [*a]",
-    "brackets": "[" * 20_000,
-    "dashes": "- " * 20_000,
     "a _target_": f'norm: {{_target_: builtins.eval, _args_: ["{CODE}"]}}',
 }
 

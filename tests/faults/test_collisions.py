@@ -81,11 +81,10 @@ def test_of_many_processes_one_trains_and_the_others_end_with_6(tmp_path, counte
     counted(f"{count} of {count} rounds of {CONTENDERS}: one owner, and one directory for each of different runs")
 
 
-def test_control_without_lock_and_token_nobody_is_turned_away(tmp_path, monkeypatch):
+def test_control_without_the_lock_nobody_is_turned_away(tmp_path, monkeypatch):
     """How many then train, and how many stumble over each other's files, is chance."""
     monkeypatch.setattr(directory, "take_lock", lambda path: None)
     monkeypatch.setattr(directory.Run, "require_owner", lambda run: None)
-    monkeypatch.setattr(directory, "refuse_if_alive", lambda *_, **__: None)
     assert AlreadyRunning.status not in contest(lambda _: open_it(tmp_path))
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import os
 import random
-import re
 import shutil
 from pathlib import Path
 
 import pytest
-from written_runs import Writer, at, sealed
+from written_runs import Writer
 
 from faults.bench import sizes
 from faults.payloads import PICKLE, YAML
+from nexus_ablate.cli import main
 from nexus_ablate.comparison import load
 from nexus_ablate.comparison.within_stratum import compare_stratum as compare
 from nexus_ablate.errors import UserError
@@ -52,7 +52,6 @@ def spoil(path: Path, draw: random.Random) -> str:
         "doubled": lambda: file.write_bytes(data + data),
         "a directory": lambda: (file.unlink(), file.mkdir()),
         "a link to nowhere": lambda: (file.unlink(), file.symlink_to("nowhere")),
-        "a pipe": lambda: (file.unlink(), os.mkfifo(file)),
         "shuffled": lambda: file.write_bytes(b"\n".join(draw.sample(data.split(b"\n"), data.count(b"\n") + 1))),
         "unreadable numbers": lambda: file.write_bytes(data.replace(b"2.", b'"x').replace(b"1.", b"null")),
     }
@@ -84,6 +83,7 @@ def test_every_damaged_run_is_counted_and_no_intact_number_moves(tmp_path, count
             broken = writer.root / "study" / f"x={number}" / f"s{number % 3}-0000{number:04x}"
             broken.parent.mkdir()
             shutil.copytree(writer.paths[number % len(writer.paths)], broken)
+            edit_json("env.json", "run_hash", f"0000{number:04x}")(broken, broken)
             said[broken] = spoil(broken, draw)
         comparison = compare(writer.root, baseline="baseline")
         reasons = {left.path: left.reason for left in comparison.excluded}
@@ -130,10 +130,7 @@ def exchange(name: str) -> object:
 
 CONTRADICTIONS = {
     "a row missing": (edit_lines("metrics.jsonl", lambda lines: lines[:10] + lines[11:]), "rows for 4 of the 5 steps"),
-    "the last row missing": (
-        edit_lines("metrics.jsonl", lambda lines: lines[:-1]),
-        "end with different batches",
-    ),
+    "the last row missing": (edit_lines("metrics.jsonl", lambda lines: lines[:-1]), "end with different batches"),
     "a row twice": (edit_lines("metrics.jsonl", lambda lines: lines[:5] + lines[4:]), "step 8 comes after step 8"),
     "a row moved": (
         edit_lines("metrics.jsonl", lambda lines: [*lines[:3], lines[9], *lines[3:9], *lines[10:]]),
@@ -146,58 +143,65 @@ CONTRADICTIONS = {
         "end with different batches",
     ),
     "environments exchanged": (exchange("env.json"), "env.json is of run"),
+    "metrics exchanged": (exchange("metrics.jsonl"), "the last row of metrics.jsonl says"),
+    "evaluations exchanged": (exchange("evaluation.jsonl"), "the mean of evaluation.jsonl is"),
+    "a window missing": (edit_lines("evaluation.jsonl", lambda lines: lines[:-1]), "the mean of evaluation.jsonl is"),
+    "another val_loss": (edit_json("summary.json", "val_loss", 1.0), "summary.json says val_loss 1.0"),
+    "other steps": (edit_json("summary.json", "steps", 41), "summary.json says steps 41"),
+    "other tokens": (edit_json("summary.json", "tokens", 1), "summary.json says tokens 1"),
+    "the configuration of another seed": (
+        lambda run, _: shutil.copy(next(run.parent.glob("s1-*/config.yaml")), run),
+        "the directory says seed 0, config.yaml says 1",
+    ),
+    "initial values gone": (lambda run, _: (run / "init.json").unlink(), "init.json is missing"),
+    "no metrics": (lambda run, _: (run / "metrics.jsonl").unlink(), "finished without a row in metrics.jsonl"),
+    "diverged with a summary": (edit_json("status.json", "state", "diverged"), "but a summary.json was written"),
 }
-UNNOTICED = {
-    "probes cut": edit_lines("probes.jsonl", lambda lines: lines[:3]),
-    "probes gone": lambda run, _: (run / "probes.jsonl").unlink(),
-    "metrics exchanged": exchange("metrics.jsonl"),
-    "evaluations exchanged": exchange("evaluation.jsonl"),
-    "another val_loss": edit_json("summary.json", "val_loss", 1.0),
-    "another figure of the probes": edit_json("summary.json", "logits/max_abs", 9.0),
-    "probes exchanged": exchange("probes.jsonl"),
-    "configurations exchanged": exchange("config.yaml"),
-    "overrides exchanged": exchange("overrides.txt"),
-    "a figure that one file has": edit_json("summary.json", "params", 7),
-}
-"""Damage that only a run with recorded hashes shows."""
 
 
-def trained(root: Path, recorded: bool) -> list[Path]:
-    """Runs of two arms, with probes of several steps."""
-    writer = Writer(root, steps=40)
-    writer.arm(losses=[2.00, 2.02, 1.98], summary={"logits/max_abs": 2.0})
-    writer.arm("norm=layer", losses=[1.90, 1.93, 1.87], summary={"logits/max_abs": 2.0})
-    for path in writer.paths:
-        env, summary = (json.loads((path / name).read_text()) for name in ("env.json", "summary.json"))
-        (path / "env.json").write_text(json.dumps(env | {"run_hash": path.name.partition("-")[2] * 8}))
-        (path / "summary.json").write_text(json.dumps(summary | {"arm_hash": env["arm_hash"]}))
-        rows = [{**at(step), "logits/max_abs": step / 20, "act/block_000/resid/max_abs": float(len(path.parent.name))}
-                for step in (0, 1, 2, 4, 8, 16, 32, 40)]  # fmt: skip
-        (path / "probes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        if recorded:
-            sealed(path)
-    return writer.paths
+def with_loss(run: Path, loss: float) -> None:
+    """All files of a run agree on another final loss."""
+    summary = json.loads((run / "summary.json").read_text())
+    shift = loss - summary["val_loss"]
+    (run / "summary.json").write_text(json.dumps(summary | {"val_loss": loss}))
+    for name, key in (("metrics.jsonl", "val/loss"), ("evaluation.jsonl", "loss")):
+        rows = [json.loads(line) for line in (run / name).read_text().splitlines()]
+        for row in rows if key == "loss" else rows[-1:]:
+            row[key] += shift
+        (run / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-@pytest.mark.parametrize("recorded", [False, True], ids=["by other figures", "by recorded hashes"])
-@pytest.mark.parametrize("name", [*CONTRADICTIONS, *UNNOTICED])
-def test_files_that_contradict_each_other_exclude_their_run(tmp_path, name, recorded):
-    paths = trained(tmp_path, recorded)
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_a_run_that_contradicts_itself_is_left_out_with_the_reason(tmp_path, name):
+    paths = intact(tmp_path).paths
     baseline, arm = paths[0], paths[3]
-    damage, reason = CONTRADICTIONS.get(name) or (UNNOTICED[name], "")
+    damage, reason = CONTRADICTIONS[name]
     damage(arm, baseline)
     excluded = {out.path: out.reason for out in compare(tmp_path).excluded}
     assert excluded.keys() <= {arm, baseline}
-    if recorded and name not in ("summaries exchanged", "the summary of another seed"):  # each is whole
-        assert re.search("not the file that this run ended with|by its checksum", excluded[arm])
-    elif reason:
-        assert reason in excluded[arm]
+    assert "contradicts itself: " in excluded[arm] and reason in excluded[arm]
+
+
+@pytest.mark.parametrize("loss", [0.0, -1.29])
+def test_a_cross_entropy_that_is_not_above_0_is_no_result(tmp_path, loss):
+    path = intact(tmp_path).paths[3]
+    with_loss(path, 0.5)
+    assert not compare(tmp_path).excluded, "the control"
+    with_loss(path, loss)
+    (left,) = compare(tmp_path).excluded
+    assert left.path == path and "a cross-entropy is above 0" in left.reason
+
+
+def test_a_row_that_was_edited_is_seen_on_the_command_line(tmp_path, capsys):
+    path = intact(tmp_path).paths[3]
+    edit_json("summary.json", "val_loss", -1.0)(path, path)
+    main(["compare", str(tmp_path / "study")])
+    assert "contradicts itself: summary.json says val_loss -1.0" in " ".join(capsys.readouterr().out.split())
 
 
 def test_control_runs_whose_files_agree_are_all_used(tmp_path):
-    for recorded in (False, True):
-        trained(tmp_path / str(recorded), recorded)
-        assert not compare(tmp_path / str(recorded)).excluded
+    intact(tmp_path)
+    assert not compare(tmp_path).excluded
 
 
 def test_control_without_the_check_of_what_is_read_damage_would_end_the_comparison(tmp_path, monkeypatch):
