@@ -161,6 +161,7 @@ def test_an_export_is_judged_as_it_is_or_by_the_one_command_that_the_error_names
         table = typed(*command[2:])
     assert words_of(table) == words
     assert statuses(table)["seeds"] == ("PASS" if test == "paired" else "WARN")
+    assert "repeats" not in statuses(table)
 
 
 def test_parquet_is_read_as_pandas_writes_it(typed):
@@ -326,7 +327,7 @@ def table_of(rng, runs, shift, is_paired, seeds=None):
 def test_tables_without_an_effect_rarely_claim_one_and_clear_effects_are_found_at_five_runs(is_paired):
     rng = np.random.default_rng(0)
     words = [table_of(rng, 5, 0.0, is_paired) for _ in range(200)]
-    assert sum(word in ("BETTER", "WORSE") for word in words) <= 10
+    assert sum(word in ("BETTER", "WORSE") for word in words) <= 16  # 5%, and two standard errors
     clear = 0.01 if is_paired else 0.08
     words = [table_of(rng, 5, -clear, is_paired) for _ in range(50)]
     assert words.count("BETTER") >= 45

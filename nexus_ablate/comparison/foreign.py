@@ -18,7 +18,6 @@ from nexus_ablate.comparison.read import LeftOut
 from nexus_ablate.errors import ConfigError, did_you_mean, printable
 from nexus_ablate.measure.measures import measure_of
 from nexus_ablate.plain_data import LARGEST, UNREADABLE
-from nexus_ablate.runs.files import read_regular
 from nexus_ablate.runs.naming import BASELINE
 
 Frame: TypeAlias = Any
@@ -45,7 +44,6 @@ NUMBERS = ("step", "steps", "tokens", "seconds")
 NO_ARMS = ("Notes", "User", "Tags", "Created", "Updated", "Runtime", "End Time", "Hostname", "Sweep", "Commit", "Date")
 """Columns of exports that describe no arm."""
 ONE_ROW_PER_RUN = "one row per run, with the columns arm, seed and val_loss"
-_BYTES = 64 * 2**20
 _DECIMAL_COMMA = re.compile(r"([+-]?\d+),(\d+(?:[eE][+-]?\d+)?)")
 _CHART = r"^(?P<run>.+?) - (?P<metric>.+?)(?P<end>__MIN|__MAX)?$"
 """A column of W&B's chart export: the run, the metric, and the ends of what was averaged."""
@@ -91,10 +89,10 @@ def read_source(path: Path) -> Source:
         fix = f"a file that ends in {', '.join(READERS)}, or wandb:ENTITY/PROJECT"
         raise ConfigError("judge cannot read a table of this kind", str(path), fix)
     try:
-        data = read_regular(path, _BYTES, follow=True)
-        if data is None:
-            raise ConfigError("there is no file of this name", str(path), f"ls {shlex.quote(str(path.parent))}")
-        frame = READERS[kind](data)
+        frame = READERS[kind](path.read_bytes())
+    except FileNotFoundError:
+        fix = f"ls {shlex.quote(str(path.parent))}"
+        raise ConfigError("there is no file of this name", str(path), fix) from None
     except (*UNREADABLE, NotImplementedError, csv.Error, OSError) as error:
         raise ConfigError(f"{path} is not a table", printable(str(error), 200), ONE_ROW_PER_RUN) from None
     unit = "row" if kind in (".json", ".parquet") else "line"

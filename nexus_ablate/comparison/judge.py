@@ -133,10 +133,10 @@ def on_one_grid(runs: Frame) -> tuple[float, str]:
     An arm at two decimals and one at five differ by up to half a step for no reason but rounding. Arms with too few
     runs for a word don't count: their last decimals may be zeros by chance. The line is "" where nothing was rounded.
     """
-    decimals = runs["value"].dropna().map(_decimals)
-    by_arm = decimals.groupby(runs["arm"]).agg(["max", "size"])
+    finite = runs[runs["value"].notna()]
+    by_arm = finite["value"].map(_decimals).groupby(finite["arm"]).agg(["max", "size"])
     known = by_arm["max"][by_arm["size"] >= FEWEST_SEEDS]
-    finest = int(decimals.max()) if len(decimals) else 0
+    finest = int(by_arm["max"].max()) if len(finite) else 0
     fewest = int(known.min()) if len(known) else finest
     step = 10.0**-fewest
     if fewest == finest:
@@ -196,8 +196,8 @@ def _row(
 
 def _repeats(runs: Frame) -> list[Check]:
     """Runs of one arm that end at the same number are copies, if it has many digits."""
-    digits = runs["value"].dropna().map(lambda value: len(Decimal(repr(value)).normalize().as_tuple().digits))
-    exact = runs.loc[digits.index[digits >= MANY_DIGITS]]
+    digits = runs["value"].map(lambda value: len(Decimal(repr(value)).normalize().as_tuple().digits))
+    exact = runs[digits >= MANY_DIGITS]
     arms = exact["arm"][exact.duplicated(["arm", "value"])].unique()
     text = f"runs of different seeds end at the same number to the last digit: {', '.join(arms)}"
     return [Check("repeats", WARN, text)] if len(arms) else []
