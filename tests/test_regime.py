@@ -10,6 +10,7 @@ from written_runs import Writer
 
 from nexus_ablate.cli import main
 from nexus_ablate.config.compose import compose
+from nexus_ablate.launch import cost
 from nexus_ablate.measure.counts import parameters
 from nexus_ablate.measure.regime import has_learned, regime_of
 from nexus_ablate.model import countable_model
@@ -104,7 +105,7 @@ def test_plan_states_the_regime_and_warns_where_weight_decay_cannot_matter(text,
     monkeypatch.setattr(cost, "measured_speed", lambda config, threads: None)
     shown = planned(capsys, *text, "vary.norm=layer", "train.steps=100")
     assert "tokens per parameter, 0.89 epochs" in shown
-    assert "WARN regime: weight decay is barely active (time scale" in shown
+    assert "WARN weight decay is barely active (time scale" in shown
     shown = planned(capsys, *text, "vary.norm=layer", "weight_decay=1", "train.steps=100")
     assert "weight decay: active" in shown and "barely active" not in shown
 

@@ -27,11 +27,12 @@ from nexus_ablate.config.compose import compose
 from nexus_ablate.config.plugins import VARIABLE as PLUGINS
 from nexus_ablate.data import fingerprint_of
 from nexus_ablate.launch import slurm as slurm_module
-from nexus_ablate.launch import slurm_job
+from nexus_ablate.launch import slurm_job, slurm_queue
 from nexus_ablate.launch.jobs import Job
 from nexus_ablate.launch.launch import launch, plan
-from nexus_ablate.launch.slurm import ENDED, REQUEUES, Slurm, entries_of
-from nexus_ablate.launch.slurm_job import SlurmTask
+from nexus_ablate.launch.slurm import Slurm
+from nexus_ablate.launch.slurm_job import REQUEUES, SlurmTask
+from nexus_ablate.launch.slurm_queue import ENDED, entries_of
 from nexus_ablate.launch.worker import Task
 from nexus_ablate.provenance import source_hash
 from nexus_ablate.runs import find_runs, read_run, run_path
@@ -381,7 +382,7 @@ def test_a_slurm_that_hangs_ends_in_three_lines(
     assert main(["study", "mine", "vary.norm=layer", "seeds=0,1", *tiny_run(), *words.split()]) == 0
     capsys.readouterr()
     (tmp_path / "bin" / command).write_text("#!/bin/sh\nexec sleep 60\n")
-    monkeypatch.setattr(slurm_module, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(slurm_queue, "ANSWER_SECONDS", 0.5)
     began = time.monotonic()
     assert main(["study", "mine", "vary.norm=layer", "seeds=0,1", *tiny_run(), *words.split()]) == errors.CONFIG
     lines = capsys.readouterr().err.splitlines()
@@ -392,7 +393,7 @@ def test_a_slurm_that_hangs_ends_in_three_lines(
 def test_a_submission_that_hangs_is_ended(tiny_run, fake_slurm, tmp_path, monkeypatch, capsys):
     text = '#!/bin/sh\n[ "$1" = --test-only ] || exec sleep 60\n'
     (tmp_path / "bin" / "sbatch").write_text(text)
-    monkeypatch.setattr(slurm_module, "ANSWER_SECONDS", 1)
+    monkeypatch.setattr(slurm_queue, "ANSWER_SECONDS", 1)
     words = ["study", "mine", "vary.norm=layer", "seeds=0,1", *tiny_run(), "--launcher", "slurm"]
     assert main(words) == errors.CONFIG
     assert "SLURM did not take the jobs" in capsys.readouterr().err

@@ -124,8 +124,8 @@ def rows(path):
 
 
 def photograph(root: Path):
-    """Every file's content and time."""
-    files = [path for path in sorted(root.rglob("*")) if path.is_file()]
+    """Every file's content and time, without the locks, in which their last owner stands."""
+    files = [path for path in sorted(root.rglob("*")) if path.is_file() and path.name != "LOCK"]
     return {path: (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns) for path in files}
 
 
@@ -332,11 +332,12 @@ def test_cores_and_gpus_are_shared(cores, visible, requested, number, expected, 
     assert places_for(jobs, requested).gpus == [], "train.device=cpu was asked for"
 
 
-def test_worker_n_takes_gpu_n_modulo_their_number():
+def test_worker_n_takes_gpu_n_modulo_their_number(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-a")
     places = Places(5, 1, ["2", "GPU-a"])
     assert [places.gpu(worker) for worker in range(5)] == ["2", "GPU-a", "2", "GPU-a", "2"]
     assert places.run_conditions == {"workers": 5, "runs_per_device": 3}
-    assert Places(2, 1, []).gpu(1) == "" and Places(2, 1, []).run_conditions["runs_per_device"] == 2
+    assert Places(2, 1, []).gpu(1) is None and Places(2, 1, []).run_conditions["runs_per_device"] == 2
 
 
 def test_a_worker_takes_no_more_threads_than_the_environment_allows(tiny, monkeypatch):

@@ -80,7 +80,6 @@ def deliver(comparison: Comparison, flags: Flags) -> None:
     from nexus_ablate.console import open_console
     from nexus_ablate.report.terminal import show
     from nexus_ablate.runs import atomic_write_text
-    from nexus_ablate.runs import atomic_write_text
 
     files = {name: flags[name] for name in FORMATS if name in flags}
     printed = [name for name in files if files[name] == Path("-")]

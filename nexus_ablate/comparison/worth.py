@@ -35,7 +35,9 @@ class Worth:
     per_second: float | None = None
 
     def __str__(self) -> str:
-        return f"{multiple(self.at)} ({multiple(self.low)} to {multiple(self.high)})"
+        if self.at in (0.0, math.inf):
+            return multiple(self.at)
+        return f"{multiple(self.at)} ({_end(self.low)} to {_end(self.high)})"
 
 
 def multiple(value: float) -> str:
@@ -43,6 +45,13 @@ def multiple(value: float) -> str:
     if math.isinf(value):
         return f"above {max(WORTH_ARMS.values()):g}x"
     return f"{value:.2f}x" if value else f"below {min(WORTH_ARMS.values()):g}x"
+
+
+def _end(value: float) -> str:
+    """An end of the interval: `1.04`, `>2`, `<0.5`."""
+    if math.isinf(value):
+        return f">{max(WORTH_ARMS.values()):g}"
+    return f"{value:.2f}" if value else f"<{min(WORTH_ARMS.values()):g}"
 
 
 @dataclass(frozen=True)

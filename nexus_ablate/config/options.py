@@ -69,7 +69,7 @@ SHIPPED = "shipped"
 
 COMMON_KEYS = {
     "optim": {
-        "lr": "auto | Nx | float (0, inf); peak learning rate; auto: 0.384 / d_model, of muP at its base width; 2x: twice that",
+        "lr": "auto | Nx | float (0, inf); peak rate; auto: 0.384 / d_model, of muP at its base width; 2x: twice",
         "decay": "matrices | matrices_embeddings | all; which parameters decay",
         "schedule": "cosine | linear | wsd | constant; after warm-up: to final_lr, or held (wsd: then cooled)",
         "warmup": "auto | int [0, 1e9]; steps from 0 to the peak, linear; "

@@ -26,7 +26,7 @@ from nexus_ablate.errors import ConfigError, require_module, unknown
 from nexus_ablate.gpus import gpu_of_worker
 from nexus_ablate.launch.jobs import Job
 from nexus_ablate.launch.local import Worker
-from nexus_ablate.launch.progress import Progress
+from nexus_ablate.launch.progress import JobProgress
 from nexus_ablate.launch.slurm import refuse_secrets
 from nexus_ablate.launch.worker import JobResult, Task
 from nexus_ablate.training.signals import StopRequest
@@ -69,7 +69,7 @@ class HydraLauncher:
         with self._created(lambda composed: None):
             pass
 
-    def run(self, jobs: list[Job], progress: Progress) -> str:
+    def run(self, jobs: list[Job], progress: JobProgress) -> str:
         """Let the launcher run the jobs, and report all of them when it has returned. Returns the stop signal, or ''.
 
         Raises:
@@ -160,9 +160,10 @@ def train_current(tasks: Mapping[tuple[str, ...], Task], composed: Any) -> JobRe
     """
     from hydra.core.hydra_config import HydraConfig
 
-    hydra = HydraConfig.get()
-    _worker.gpu = gpu_of_worker(hydra.job.num)
-    return train_apart(tasks[tuple(hydra.overrides.task)])
+    current = HydraConfig.get()
+    if composed.train.device in ("auto", "cuda"):
+        _worker.gpu = gpu_of_worker(current.job.num)
+    return train_apart(tasks[tuple(current.overrides.task)])
 
 
 _worker = Worker()

@@ -21,7 +21,7 @@ from nexus_ablate.data import prepare
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.launch.arms import Configs, resolve
 from nexus_ablate.launch.jobs import Job, another_name, jobs, missing, refuse_other_runs
-from nexus_ablate.launch.progress import Progress
+from nexus_ablate.launch.progress import JobProgress
 from nexus_ablate.launch.worker import JobResult
 from nexus_ablate.masking import mask
 from nexus_ablate.measure.regime import check_passes
@@ -43,7 +43,7 @@ NOT_FIXED = ("source", "configs", "equal", "added_seeds")
 class Backend(Protocol):
     """Runs jobs: `LocalPool`, `Slurm` or `HydraLauncher`. What became of a run is in its directory."""
 
-    def run(self, jobs: list[Job], progress: Progress) -> str:
+    def run(self, jobs: list[Job], progress: JobProgress) -> str:
         """Run the jobs, or hand them over to a queue, and report each one. Returns the stop signal, or ''."""
         ...
 
@@ -257,7 +257,7 @@ def _run(
     compare: str,
 ) -> int:
     """Run what is missing of a study of one setting; see `launch`."""
-    study, progress = planned.study, Progress(planned.folder)
+    study, progress = planned.study, JobProgress(planned.folder)
     chosen = [job for job in planned.jobs if not seeds or job.seed in seeds]
     if study.question:
         progress.say(f"study {study.folder_name}: {study.question}")
@@ -282,7 +282,7 @@ def _run(
     return errors.PREEMPTED if stopped else progress.status
 
 
-def _say_of_other_arithmetic(ended: list[Job], launch_overrides: Sequence[str], progress: Progress) -> None:
+def _say_of_other_arithmetic(ended: list[Job], launch_overrides: Sequence[str], progress: JobProgress) -> None:
     """Say which finished runs are kept although this launch asks for another device or for compiled steps."""
     if not any(key_of(text) in ("train.device", "train.compile") for text in launch_overrides):
         return

@@ -21,10 +21,10 @@ from nexus_ablate.console import several
 from nexus_ablate.errors import AlreadyRunning
 from nexus_ablate.gpus import gpu_of_worker, visible_gpus
 from nexus_ablate.launch.jobs import Job
-from nexus_ablate.launch.progress import Progress
+from nexus_ablate.launch.progress import JobProgress
 from nexus_ablate.launch.worker import JobResult, Task, reset_peak_memory, work
 from nexus_ablate.masking import mask
-from nexus_ablate.runs import append_log, atomic_write_json, has_status, make_directory, open_regular, read_status
+from nexus_ablate.runs import append_log, atomic_write_json, has_status, make_directory, read_status
 from nexus_ablate.runs.files import storage
 from nexus_ablate.runs.ownership import LIVE, now, release, take_lock
 from nexus_ablate.training.device import IdleCores, bound_of_threads
@@ -183,7 +183,7 @@ class LocalPool:
     workers: int | str = "auto"
     limit: float = math.inf
 
-    def run(self, jobs: list[Job], progress: Progress) -> str:
+    def run(self, jobs: list[Job], progress: JobProgress) -> str:
         """Run every job. One that another process is training is tried once more after all others.
 
         Returns:
@@ -224,7 +224,7 @@ class LocalPool:
             return stop.signal_name
 
 
-def _report(futures: dict[Future[JobResult | None], Job], progress: Progress, again: int | None = None) -> list[Job]:
+def _report(futures: dict[Future[JobResult | None], Job], progress: JobProgress, again: int | None = None) -> list[Job]:
     """Report each job when it begins and ends. Returns those with the exit status `again`, which are not reported."""
     kept = []
     while futures:

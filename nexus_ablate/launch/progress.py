@@ -28,7 +28,7 @@ STATES = {errors.OK: "finished", errors.DIVERGED: "diverged", errors.PREEMPTED: 
 RANKING = ("arm", "runs", "val loss", "delta")
 
 
-class Progress:
+class JobProgress:
     """What has become of the jobs of a launch; writes to standard error.
 
     Args:

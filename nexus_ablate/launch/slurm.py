@@ -1,15 +1,11 @@
 """The jobs of a study on a SLURM cluster: submits those not yet in its queue as an array, and returns.
 
-SLURM then runs them. The same command again submits what is missing by then. `<runs_dir>/<study>/.slurm/<time>/` holds
-one submission: submission.json (which job trains which run, with which code), the jobs' output, and an answer file from
-each job that ended by itself. Results are only in the run directories.
+SLURM then runs them. The same command again submits what is missing by then.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -17,60 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from nexus_ablate import errors
-from nexus_ablate.errors import ConfigError, UserError, require_module
+from nexus_ablate.errors import ConfigError, require_module
+from nexus_ablate.launch import slurm_queue
 from nexus_ablate.launch.jobs import Job
 from nexus_ablate.launch.local import mark_failed
-from nexus_ablate.launch.progress import Progress
+from nexus_ablate.launch.progress import JobProgress
+from nexus_ablate.launch.slurm_job import REQUEUES, SlurmTask
+from nexus_ablate.launch.slurm_queue import FOLDER, ask_slurm, entries_of, no_answer
 from nexus_ablate.launch.worker import JobResult, Task
 from nexus_ablate.masking import mask
 from nexus_ablate.provenance import git_state, source_hash
 from nexus_ablate.runs import atomic_write_json, make_directory
 from nexus_ablate.runs.files import storage
-from nexus_ablate.runs.formats import JobAnswer, SubmissionRecord
 from nexus_ablate.runs.ownership import LIVE, release, take_lock
-from nexus_ablate.runs.record import read_document
 
-FOLDER = ".slurm"
 LONGEST_ARRAY = 1000
 """Jobs: SLURM's own limit (MaxArraySize) is 1001 unless the cluster says otherwise."""
-REQUEUES = 100
-"""A run that was requeued this often makes no progress. submitit itself only counts time-outs."""
-ANSWER_SECONDS = 30
-"""A controller under load takes ten seconds; one that is down may never answer."""
-ENDED = (
-    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL"),
-    *("OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"),
-)
-"""States of ended jobs, as squeue and sacct name them."""
-
-
-@dataclass(frozen=True)
-class Entry:
-    """The latest job of a run.
-
-    Attributes:
-        state: SLURM's name of its state; '' where SLURM no longer knows the job.
-        reason: What the job itself said when it ended.
-        log: The job's output file.
-    """
-
-    job: str
-    state: str
-    reason: str
-    log: Path
-
-    @property
-    def is_live(self) -> bool:
-        return bool(self.state) and self.state not in ENDED
-
-    @property
-    def has_crashed(self) -> bool:
-        """Whether it would most likely fail the same way again."""
-        return self.state in ("FAILED", "OUT_OF_MEMORY")
-
-    def __str__(self) -> str:
-        reason = f": {self.reason}" if self.reason else ""
-        return f"SLURM job {self.job} ended as {self.state}{reason}; its output is {self.log}"
 
 
 @dataclass(frozen=True)
@@ -123,7 +81,7 @@ class Slurm:
             fix = "request what the cluster has: `nexus-ablate doctor` lists its partitions and GPUs"
             raise ConfigError(f"SLURM refuses these resources: {why}", " ".join(flags), fix)
 
-    def run(self, jobs: list[Job], progress: Progress) -> str:
+    def run(self, jobs: list[Job], progress: JobProgress) -> str:
         """Submit the jobs that are not in the queue yet. Returns ''.
 
         Raises:
@@ -140,7 +98,7 @@ class Slurm:
             release(lock)
         return ""
 
-    def _submit_missing(self, jobs: list[Job], folder: Path, progress: Progress) -> None:
+    def _submit_missing(self, jobs: list[Job], folder: Path, progress: JobProgress) -> None:
         entries, waiting, in_queue = entries_of(folder), [], 0
         for job in jobs:
             entry = entries.get(str(job.path.relative_to(folder)))
@@ -163,16 +121,10 @@ class Slurm:
         from submitit.core.utils import FailedJobError, FailedSubmissionError
         from submitit.slurm.slurm import SlurmExecutor
 
-        from nexus_ablate.launch.slurm_job import SlurmTask
-
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")[:-3]
         folder = (study_folder / FOLDER / stamp).absolute()
         make_directory(folder, study_folder.parent.absolute())
-        limited = ["timeout", str(ANSWER_SECONDS), "sbatch"]  # submitit waits for sbatch without end
-        SlurmExecutor._make_submission_command = lambda self, submission_file_path: [
-            *limited,
-            str(submission_file_path),
-        ]
+        SlurmExecutor._make_submission_command = _limited_sbatch  # submitit waits for its own without end
         executor = submitit.AutoExecutor(folder, cluster="slurm", slurm_max_num_timeout=REQUEUES)
         chosen = {"slurm_partition": self.partition, "slurm_gres": self.gres}
         executor.update_parameters(
@@ -203,7 +155,7 @@ class Slurm:
 
 def _limited_sbatch(executor: Any, submission_file_path: Path) -> list[str]:
     """The command that submits a file, and ends where SLURM does not answer."""
-    return ["timeout", str(ANSWER_SECONDS), "sbatch", str(submission_file_path)]
+    return ["timeout", str(slurm_queue.ANSWER_SECONDS), "sbatch", str(submission_file_path)]
 
 
 def refuse_secrets(overrides: Iterable[str]) -> None:
@@ -216,72 +168,3 @@ def refuse_secrets(overrides: Iterable[str]) -> None:
         if mask(text) != text:
             fix = "pass it in an environment variable, a netrc file or a credential store that jobs can read"
             raise ConfigError("a job's overrides are saved in files, and this one contains a secret", text, fix)
-
-
-# -------------------------------------------------------------------------------------------------------- SLURM's queue
-
-
-def ask_slurm(command: list[str]) -> subprocess.CompletedProcess[str]:
-    """What SLURM answers to a command.
-
-    Raises:
-        UserError: It does not answer within half a minute.
-    """
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False)
-    except subprocess.TimeoutExpired:
-        raise no_answer(command[0], f"no answer within {ANSWER_SECONDS} s") from None
-    except OSError as error:
-        raise no_answer(command[0], str(error)) from None
-
-
-def no_answer(command: str, why: str) -> UserError:
-    """The error for a cluster that does not answer."""
-    return UserError(f"{command} does not answer", why, "try again when the cluster answers to `sinfo`")
-
-
-def entries_of(folder: Path) -> dict[str, Entry]:
-    """The latest job of each submitted run of a study, by the run's path in the study; SLURM is asked if there are any.
-
-    Raises:
-        UserError: SLURM does not answer, or a submission or a job's answer is damaged.
-    """
-    jobs: dict[str, tuple[str, Path]] = {}
-    for file in sorted(folder.glob(f"{FOLDER}/*/submission.json")):
-        submission = read_document(file, SubmissionRecord) or {"jobs": {}}
-        jobs |= {run: (job, file.parent) for job, run in submission["jobs"].items()}
-    states = job_states([job for job, _ in jobs.values()]) if jobs else {}
-    entries = {}
-    for run, (job, place) in jobs.items():
-        answer = read_document(place / f"{job}.json", JobAnswer) or {}
-        entries[run] = Entry(job, states.get(job, ""), answer.get("reason", ""), place / f"{job}_0_log.out")
-    return entries
-
-
-def job_states(jobs: list[str]) -> dict[str, str]:
-    """The state of each job that SLURM knows, from its queue or, for jobs that left the queue, its accounting.
-
-    Raises:
-        UserError: SLURM does not answer.
-    """
-    rows = _rows(["squeue", "--noheader", "--array", "--states=all", f"--user={os.getuid()}", "--format=%i|%T"])
-    states = {row[0]: row[1] for row in rows}
-    gone = sorted({job.partition("_")[0] for job in jobs if job not in states})
-    # A cluster may have no accounting, or sacct without the database that it asks.
-    if gone and shutil.which("sacct") and not ask_slurm(["sacct", "--noheader", "-j", "1"]).returncode:
-        command = ["sacct", "--noheader", "--allocations", "--parsable2", "-o", "JobID,State", "-j", ",".join(gone)]
-        states = {row[0]: row[1].split(" ")[0] for row in _rows(command)} | states
-    return {job: states[job] for job in jobs if job in states}
-
-
-def _rows(command: list[str]) -> list[list[str]]:
-    """The rows of a table that SLURM prints with `|` between two columns.
-
-    Raises:
-        UserError: SLURM does not answer.
-    """
-    answer = ask_slurm(command)
-    if answer.returncode:
-        raise no_answer(command[0], (answer.stderr.strip().splitlines() or [""])[0])
-    rows = [line.split("|") for line in answer.stdout.splitlines()]
-    return [row for row in rows if len(row) >= 2]

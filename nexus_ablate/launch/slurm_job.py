@@ -17,12 +17,15 @@ from typing import Any
 
 from nexus_ablate import errors
 from nexus_ablate.errors import AGAIN, Preempted, UserError
-from nexus_ablate.launch.slurm import REQUEUES, ask_slurm
+from nexus_ablate.launch.slurm_queue import ask_slurm
 from nexus_ablate.launch.worker import JobResult, Task, result_of
 from nexus_ablate.masking import masked_streams
 from nexus_ablate.runs import atomic_write_json
 from nexus_ablate.runs.ownership import now
 from nexus_ablate.training.signals import StopRequest
+
+REQUEUES = 100
+"""A run that was requeued this often makes no progress. submitit itself only counts time-outs."""
 
 
 @dataclass(frozen=True)

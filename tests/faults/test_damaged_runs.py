@@ -9,13 +9,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+from nexus_ablate.comparison.within_stratum import compare_stratum as compare
 from written_runs import Writer
 
 from faults.bench import sizes
 from faults.payloads import PICKLE, YAML
 from nexus_ablate.cli import main
 from nexus_ablate.comparison import load
-from nexus_ablate.comparison.within_stratum import compare_stratum as compare
 from nexus_ablate.errors import UserError
 
 BATCH = 50

@@ -12,8 +12,8 @@ import torch
 from written_runs import Writer, write_json
 
 from faults.bench import at_step, only, run, sizes
-from nexus_ablate.comparison import load
-from nexus_ablate.comparison.within_stratum import compare_stratum as compare
+from nexus_ablate.comparison import read as reading
+from nexus_ablate.comparison.compare import compare
 from nexus_ablate.config.compose import compose
 from nexus_ablate.launch.states import read_lines, summary, table, troubles
 from nexus_ablate.training import checkpoint, trainer
@@ -174,17 +174,18 @@ def test_a_thousand_failed_runs_are_listed_in_seconds_with_one_line_per_run(tmp_
         path.mkdir(parents=True)
         write_json(path / "status.json", status | {"state": "failed", "reason": "x" * 300, "traceback": "y" * 9000})
     start = time.monotonic()
-    lines = Watcher().lines([tmp_path])
-    assert summary(lines) == "6 finished, 1000 failed"
+    lines, _ = read_lines([tmp_path])
+    assert summary(lines, 0) == "6 finished, 1000 failed"
     assert len(troubles(lines)) == 1000
     assert table(lines, limit=40).row_count == 40
-    comparison = compare([tmp_path])
+    (compared,) = compare([tmp_path / "study"]).tables
     seconds = time.monotonic() - start
-    assert len(comparison.excluded) + sum(len(arm.runs) for arm in comparison.arms) >= 1000
+    assert len(compared.left_out) >= 1000
     assert seconds < 30
-    longest = max(len(left.reason) for left in comparison.excluded)
+    longest = max(len(left.reason) for left in compared.left_out)
     assert longest <= 200
-    monkeypatch.setattr(load, "printable", lambda text, most: text)  # the control: reasons as long as a job likes
-    assert max(len(left.reason) for left in compare([tmp_path]).excluded) > longest
+    monkeypatch.setattr(reading, "printable", lambda text, most: text)  # the control: reasons as long as a job likes
+    (compared,) = compare([tmp_path / "study"]).tables
+    assert max(len(left.reason) for left in compared.left_out) > longest
     assert table(lines).row_count == 1006
     counted(f"1000 failed runs reported in {seconds:.1f} s")
