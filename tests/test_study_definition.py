@@ -114,7 +114,6 @@ def test_the_key_of_an_option_may_stand_before_it_in_a_multirun(tiny_run, tmp_pa
         ("nroms", "try: norms"),
         ("mine vary.norm=layer seed=1", "seeds=0,1,2"),
         ("mine vary.norm=layer desing=grid", "try: design=grid"),
-        ("mine vary.norm=layer desing=grid norn=rms", "try: design=grid norm=rms"),
         ("mine vary.norm=layer design=gird", "try: design=grid"),
         ("mine vary.norm=layer design=list", "design=grid"),
         ("mine vary.norm=layer seeds=0,0", "duplicates"),
@@ -186,7 +185,7 @@ def test_a_typing_error_in_an_arm_stops_the_study_before_it_has_a_folder(tmp_pat
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text(f"question: which?\narms: [norm=layer, {mistake}]\n")
     assert main(["study", "mine.yaml"]) == errors.CONFIG
-    assert capsys.readouterr().err.splitlines()[1:] == [f"  got: {mistake.replace('optim.lr=', '')}", f"  try: {fix}"]
+    assert capsys.readouterr().err.splitlines()[1:] == [f"  got: {mistake}", f"  try: {fix}"]
     assert [path.name for path in tmp_path.iterdir()] == ["mine.yaml"]
 
 

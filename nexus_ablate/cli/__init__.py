@@ -113,7 +113,7 @@ def _run(arguments: list[str]) -> int:
     from nexus_ablate.cli.verb import verb_module, verb_names
 
     arguments = _without_plugins(arguments)
-    if arguments[:1] in ([], ["-h"], ["--help"], ["help"]):
+    if arguments in ([], ["help"]) or arguments[0] in ("-h", "--help"):
         print(help_text())
         return errors.OK
     if arguments[:1] == ["--version"]:
@@ -142,6 +142,7 @@ def _refuse_urls(arguments: list[str]) -> None:
     import re
 
     from nexus_ablate import errors
+    from nexus_ablate.config.foreign_words import meaning
 
     before, cache = "", f"NEXUS_ABLATE_CACHE={os.environ.get('NEXUS_ABLATE_CACHE', '')}"
     for argument in (cache, *arguments):
@@ -150,9 +151,8 @@ def _refuse_urls(arguments: list[str]) -> None:
         if url and not f"{before} {key}".strip().startswith(_NOT_PATHS):
             name = url[0].rstrip("/").rpartition("/")[2].rpartition("@")[2] or "FILE"
             copy = argument.replace(url[0], name) if value else name
-            raise errors.ConfigError(
-                "a URL is not a path on this machine; download it, or mount what it names", argument, copy
-            )
+            problem = "a URL is not a path on this machine; download it, or mount what it names"
+            raise errors.ConfigError(problem, argument, meaning(argument) or copy)
         before = argument if argument.startswith("--") and "=" not in argument else ""
 
 

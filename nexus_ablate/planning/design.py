@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from nexus_ablate.comparison.differences import config_hash, science_key
 from nexus_ablate.config.compose import compose, differences
-from nexus_ablate.config.overrides import check_overrides, together
+from nexus_ablate.config.overrides import check_overrides
 from nexus_ablate.config.resolve import default_tokens
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.errors import ConfigError, unknown
@@ -109,18 +109,12 @@ def _check_names(study: Study) -> None:
     Keys of an option are not checked in factors, since they exist only beside that option.
 
     Raises:
-        ConfigError: Keys, options or values do not exist; those of all arms are named.
+        ConfigError: A key, option or value does not exist.
     """
-    wrong: dict[str, ConfigError] = {}
     written = [arm.requested for arm in study.arms]
     written += [[level] for level in chain(*levels_of(study)) if "." not in key_of(level)]
     for overrides in written:
-        try:
-            check_overrides(merged(study.baseline, overrides), sweeps=False)
-        except ConfigError as error:
-            wrong[error.got] = error
-    if wrong:
-        raise together([*wrong.values()])
+        check_overrides(merged(study.baseline, overrides), sweeps=False)
 
 
 def levels_of(study: Study) -> list[list[str]]:

@@ -13,9 +13,9 @@ import msgspec
 import yaml
 from msgspec import Meta
 
+from nexus_ablate.config.foreign_words import meaning
 from nexus_ablate.config.grammar import show
-from nexus_ablate.config.meanings import meant_seeds, synonyms
-from nexus_ablate.config.overrides import respelled
+from nexus_ablate.config.groups import default_keys
 from nexus_ablate.console import several
 from nexus_ablate.errors import ConfigError, did_you_mean
 from nexus_ablate.plain_data import UNREADABLE, load_yaml
@@ -307,12 +307,14 @@ def _check_keys(values: Mapping[str, Any]) -> None:
 def _suggestion(name: str, value: Any) -> str:
     """What a key that a study does not have probably means: an override, `key: value`, or ''."""
     plain = re.sub(r"[^a-z]", "", name.lower())
-    meant = synonyms()["study"].get(plain)
+    meant = meaning(name, "study")
     if not meant:
-        typed = "" if isinstance(value, dict) else respelled(f"{name}={show(value)}")
+        typed = f"{name}={show(value)}"
+        keys = [key for key in default_keys() if key.rpartition(".")[2] == name]
+        override = f"{keys[0]}={show(value)}" if len(keys) == 1 else meaning(typed)
         meant = did_you_mean(name, KEYS)
-        if typed or not meant:
-            return typed
+        if override or not meant:
+            return override
     if meant == "seeds" and type(value) is int:
         value = [value] if plain == "seed" else _seeds_meant(value)
     elif meant in ("lr_grid", "arms", "endpoints") and not isinstance(value, list | dict):
@@ -368,4 +370,5 @@ def _seeds_meant(value: Any) -> list[int]:
     """The seeds that `5` or `0-4` probably means; [] for anything else."""
     if type(value) is int:
         return list(range(min(max(value, 1), 20)))
-    return [int(seed) for seed in meant_seeds(str(value)).split(",") if seed][:20]
+    ends = re.fullmatch(r"\s*(\d{1,9})\s*(?:\.\.|-|:|to)\s*(\d{1,9})\s*", str(value))
+    return list(range(int(ends[1]), int(ends[2]) + 1))[:20] if ends else []
