@@ -157,8 +157,6 @@ def test_explain_states_initial_value_rate_and_decay_of_every_tensor(capsys):
     assert query["std"] == pytest.approx(STD / M**0.5) and query["lr"] == pytest.approx(LR / M)
     assert query["decay"] == pytest.approx(head["decay"]) == pytest.approx(LR * DECAY) and head["lr"] == LR
     assert gain["std"] is None and gain["decay"] == 0 and query["blocks"] == [0, 1, 2]
-    assert main(["explain", "--all", *overrides]) == 0
-    assert "blocks.*.attn.query.weight std 0.01155 lr 0.003333 decay 0.003" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("rule", ["mup", "completep"])

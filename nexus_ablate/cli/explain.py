@@ -35,8 +35,7 @@ VERB = Verb(
             "tokens in the vocabulary (that of the data; of characters 256)",
             whole("--vocab", 50257, "of tokens"),
         ),
-        Flag("--all", "", "also norms, kernels, what `auto` means, each tensor's start and rates, and equal options"),
-        Flag("--json", "", "for programs, everything"),
+        Flag("--json", "", "also norms, kernels, what each `auto` means, each tensor's start and rates, equal options"),
     ),
     "Prints the shape, the regime, the equations and the parameters. Trains nothing, and the data need not exist.",
     kind="runs",
@@ -51,7 +50,7 @@ def run(overrides: list[str], flags: Flags) -> int:
         if "json" in flags:
             print(json.dumps(facts, indent=1, allow_nan=False))
         else:
-            describe(facts, everything="all" in flags)
+            describe(facts)
         return OK
     finally:
         if not signals.ends_with_this_command:
@@ -127,8 +126,8 @@ def _execution(config: RunConfig, parameters: int, vocab_size: int) -> dict[str,
     return {"device": hardware.name or hardware.kind, **chosen.why, "precision": precision}
 
 
-def describe(facts: Facts, everything: bool) -> None:
-    """Print what fits on a screen: the shape, the regime, the equations in force and the size; or everything."""
+def describe(facts: Facts) -> None:
+    """Print one screen: the shape, the regime, the equations in force and the size."""
     size, ffn, regime, parameters = facts["size"], facts["ffn"], facts["regime"], facts["parameters"]
     shape = f"{size['n_layers']} blocks, d_model {size['d_model']}, {size['n_heads']} heads of {size['head_dim']}"
     width = f"d_ff {ffn['d_ff']} = {ffn['d_ff_ratio']:.4g} d_model"
@@ -139,29 +138,15 @@ def describe(facts: Facts, everything: bool) -> None:
     if regime["initial"]:
         rows.append(("initial", regime["initial"]))
     rows += [("warning", warning) for warning in regime["warnings"]]
-    if everything:
-        rows += _resolved(facts)
     _print(facts["arm"].replace(",", ", "), rows)
 
-    parts = [part for part in facts["equations"] if everything or not part["of"].endswith("=none")]
+    parts = [part for part in facts["equations"] if not part["of"].endswith("=none")]
     _print("equations: x is the residual stream, A attention, F the FFN, N the norm", _equations(parts))
 
     total = f"{parameters['total']:,} parameters ({parameters['without_embeddings']:,} without embeddings)"
     training = compact(facts["flops_per_token"]["training"])
     costs = f"{total}; FLOPs per token: {training} in training, a third in the forward pass"
-    if not everything:
-        more = "also norms, kernels, what `auto` means, each tensor's start and rates, equal options"
-        _print(costs, [("--all", more)])
-        return
-    _print(costs, _components(parameters["by_component"], facts["flops_per_token"]["forward"]))
-
-    decay = facts["decay"]
-    which = decay["which"].replace("_", " and ")
-    title = f"initial values (init={facts['init']}), peak learning rate, and weight decay "
-    _print(f"{title}{decay['weight_decay']:g} on {which}, per step", _tensors(facts["tensors"], size["n_layers"]))
-    _print(
-        "the same function", [(each["option"], f"{each['same_as']}: {each['when']}") for each in facts["equivalent"]]
-    )
+    _print(costs, [("--json", "also norms, kernels, each `auto`, each tensor's start and rates, equal options")])
 
 
 def _print(title: str, rows: Rows) -> None:
@@ -173,22 +158,6 @@ def _print(title: str, rows: Rows) -> None:
     if rows:
         console = open_console()
         console.print("", Text(title, "bold"), folded(rows, names="dim"), sep="\n")
-
-
-def _resolved(facts: Facts) -> Rows:
-    """Where the norms are, which kernels a step uses, and what each `auto` became."""
-    n_layers = facts["size"]["n_layers"]
-    sites = [f"{site['site']} ({site['width']} wide, {_which(site['blocks'], n_layers)})" for site in facts["norms"]]
-    rows = [("norms", ", ".join(sites) or "none")]
-    for kernel in facts["kernels"]:
-        where = _which(kernel["layers"], n_layers)
-        rows.append(("attention", f"{kernel['kernel']} ({kernel['reason']}) in {where}; on a GPU {kernel['gpu']}"))
-    rows += facts["execution"].items()
-    autos = []
-    for each in facts["auto"]:
-        value = "" if each["means"] is None else f"={_short(each['means'])}"
-        autos.append(f"{each['key']}{value} ({each['by']})")
-    return [*rows, ("auto", ", ".join(autos) or "nothing")]
 
 
 def _equations(parts: list[Facts]) -> Rows:
@@ -203,39 +172,6 @@ def _equations(parts: list[Facts]) -> Rows:
     return rows
 
 
-def _components(parameters: dict[str, int], forward: dict[str, float]) -> Rows:
-    """Parameters and forward FLOPs of each component, with their shares."""
-    rows: Rows = []
-    for name in parameters | forward:
-        count, flops = parameters.get(name, 0), forward.get(name, 0.0)
-        count_share = f"{count / sum(parameters.values()):.1%}" if count else ""
-        flops_share = f"{flops / sum(forward.values()):.1%}" if flops else ""
-        rows.append((name, f"{count:>13,}", f"{count_share:>6}", f"{compact(flops):>9} FLOPs", f"{flops_share:>6}"))
-    return rows
-
-
-def _tensors(tensors: list[Facts], n_layers: int) -> Rows:
-    """How each tensor starts and is updated, and in which blocks it is."""
-    rows: Rows = []
-    for tensor in tensors:
-        std = "set by its option" if tensor["std"] is None else f"std {tensor['std']:.4g}"
-        decay = f"decay {tensor['decay']:.3g}" if tensor["decay"] else "no decay"
-        blocks = _which(tensor["blocks"], n_layers) if tensor["blocks"] else ""
-        rows.append((tensor["tensor"], std, f"lr {tensor['lr']:.4g}", decay, blocks))
-    return rows
-
-
 def _short(value: Any) -> str:
     """A value to six digits."""
     return f"{value:.6g}" if isinstance(value, float) else show(value)
-
-
-def _which(layers: list[int], n_layers: int) -> str:
-    """Blocks in words, counted from 0."""
-    if not layers:
-        return "outside the blocks"
-    if len(layers) == n_layers:
-        return "every block"
-    if len(layers) > 2 and layers == list(range(layers[0], layers[-1] + 1)):
-        return f"blocks {layers[0]} to {layers[-1]}"
-    return f"block{'s' if len(layers) > 1 else ''} {', '.join(map(str, layers))}"

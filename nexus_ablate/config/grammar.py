@@ -93,7 +93,7 @@ class Constraint:
         near = "[embedding:lr:0.1]" if self.text == BY_ROLE else self.near(value)
         problem = f"{key} takes {self.text}"
         highest = max((interval.high for interval in self.intervals), default=math.inf)
-        if type(value) in (int, float) and value > highest:
+        if isinstance(value, int | float) and not isinstance(value, bool) and value > highest:
             problem = f"{problem}; this is too large"
         raise ConfigError(problem, show(value), f"{key}={near}" if near else self.text)
 
