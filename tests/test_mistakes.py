@@ -465,24 +465,10 @@ def test_an_interpolated_value_has_the_type_of_its_key(monkeypatch):
     assert compose(["experiment=${oc.env:TASK}"]).experiment == "3"
 
 
-def test_epochs_are_answered_with_their_steps_once_the_tokens_of_the_text_are_counted(
-    tiny_run, text_file, tmp_path, capsys, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    base = [word for word in tiny_run() if not word.startswith("train.steps=")]
-    tokens = int(0.9 * len(text_file.read_text()))
-    command = answer(capsys, *base, "epochs=3")[2]
-    assert command.startswith("nexus-ablate data=files") and command.endswith(" train.steps=1")
-    rest = [word for word in base if not word.startswith("data")]
-    assert main([*rest, *shlex.split(command)[1:]]) == 0
-    capsys.readouterr()
-    config = compose(base)
-    steps = round(3 * tokens / config.resolved.tokens_per_step)
-    for typed in (["epochs=3"], ["train.num_epochs=3"], ["--epochs", "3"], ["epochs=3", "norm=layer"]):
-        problem, _, fix = answer(capsys, *base, *typed)
-        assert fix == f"train.steps={steps}", typed
-    assert "(train.batch_size x train.grad_accum x model.context)" in problem
-    assert main([*base, fix, "--cfg", "job"]) == 0
+def test_an_interpolated_value_that_a_key_does_not_take_is_named(monkeypatch, capsys):
+    monkeypatch.setenv("TASK", "three")
+    _, got, fix = answer(capsys, "explain", "seed=${oc.env:TASK}")
+    assert (got, fix) == ("seed=${oc.env:TASK}, which is three", "seed=0")
 
 
 def test_compare_without_a_directory_names_the_command_that_lists_them(capsys, tmp_path, monkeypatch):

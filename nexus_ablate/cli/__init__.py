@@ -109,7 +109,6 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 def _run(arguments: list[str]) -> int:
     from nexus_ablate import errors
-    from nexus_ablate.cli.epochs import refuse_epochs
     from nexus_ablate.cli.verb import verb_module, verb_names
 
     arguments = _without_plugins(arguments)
@@ -126,8 +125,6 @@ def _run(arguments: list[str]) -> int:
     if {"-h", "--help"} & set(arguments):
         module.VERB.show_help()
         return errors.OK
-    if module.VERB.takes_overrides:
-        refuse_epochs(arguments)
     return module.run(*module.VERB.parse(arguments))
 
 

@@ -97,8 +97,15 @@ def _interpolated(values: dict[str, Any], overrides: list[Override]) -> dict[str
         key = keys[override.name]
         *path, last = override.name.split(".")
         owner = reduce(dict.__getitem__, path, resolved)
-        if key is not None and "text" not in key.constraint.alternatives and isinstance(owner[last], str):
+        if key is None:
+            continue
+        if isinstance(owner[last], str) and "text" not in key.constraint.alternatives:
             owner[last] = _as_typed(override.name, owner[last])
+        try:
+            key.constraint.accept(override.name, owner[last])
+        except ConfigError as error:
+            got = f"{override.text}, which is {error.got}"
+            raise ConfigError(error.problem, got, f"{override.name}={show(key.default)}") from None
     return resolved
 
 
