@@ -458,6 +458,10 @@ def test_a_foreign_word_is_known_in_every_spelling(spelling, capsys):
     assert answer(capsys, *spelling.split())[2] == "model.n_layers=6"
 
 
+def test_a_value_with_braces_is_repeated_as_it_is(capsys):
+    assert answer(capsys, "nrom={a:1}")[2] == "norm={a:1}"
+
+
 def test_an_interpolated_value_has_the_type_of_its_key(monkeypatch):
     monkeypatch.setenv("TASK", "3")
     assert compose(["seed=${oc.env:TASK}"]).seed == 3

@@ -194,7 +194,8 @@ class Verb:
         if value and OVERRIDES in self.takes and (key in keys or not is_flag):
             problem = f"{self.name} has no such flag; an option is typed {OVERRIDES}, without dashes"
             return unknown_word(problem, typed, key, keys, f"{{}}={value}", help_command)
-        return unknown_word(f"{self.name} has no flag of this name", typed, name, flags, otherwise=help_command)
+        form = f"{{}}{typed.removeprefix(name)}"
+        return unknown_word(f"{self.name} has no flag of this name", typed, name, flags, form, help_command)
 
     def _check_word(self, words: list[str]) -> None:
         """Check the first word where overrides alone are taken; a wrong one is repeated with the words behind it.
