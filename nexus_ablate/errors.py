@@ -139,10 +139,10 @@ def unknown(
         otherwise: What to try if no name is near. Default: the names, or what they begin with if there are many.
     """
     known = sorted(known)
-    typed = repr(word) if form == "{}" else form.format(got or word)
+    typed = repr(word) if form == "{}" else form.replace("{}", got or word, 1)
     near = word if word in known else did_you_mean(word, known)
     if near:
-        return ConfigError(problem, typed, form.format(near))
+        return ConfigError(problem, typed, form.replace("{}", near, 1))  # a value may contain braces
     if len(known) > 30:
         known = sorted({name.split(".")[0] for name in known})
     return ConfigError(problem, typed, otherwise or f"one of {', '.join(known)}")

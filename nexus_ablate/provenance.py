@@ -24,6 +24,7 @@ COMPUTES_NOTHING = {
     "cli/": "reads command lines and prints results",
     "comparison/": "reads finished runs",
     "launch/": "chooses configurations, which the identity covers, and starts the processes that train",
+    "config/foreign_words.py": "suggests names for those that do not exist",
     "console.py": "fits output to the terminal",
     "errors.py": "defines error messages",
     "measure/architecture.py": "prepares what `explain` prints",

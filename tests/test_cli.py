@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import subprocess
 import sys
 
@@ -24,31 +23,6 @@ def test_a_mistake_is_three_lines_and_status_2_and_makes_no_directory(tmp_path):
     assert done.returncode == 2
     assert [line.split(":")[0].strip() for line in done.stderr.splitlines()] == ["error", "got", "try"]
     assert not list(tmp_path.iterdir())
-
-
-REPLACED = [
-    (["runs", "a", "b", "--sort", "loss"], "nexus-ablate status a b"),
-    (["noise", "runs/my norms", "--delta=0.01"], "nexus-ablate compare 'runs/my norms' --details"),
-    (["completion", "bash"], "nexus-ablate --help"),
-    (["add-seeds", "mine", "3"], "nexus-ablate study mine --add-seeds 3"),
-    (["confirm", "mine", "norm=layer"], "nexus-ablate study mine norm=layer --confirm"),
-    (["runs"], "nexus-ablate status"),
-    (["runs", "runs/norms"], "nexus-ablate status runs/norms"),
-    (["verify-resume", "norm=layer"], "pytest -m slow tests/test_interrupted.py"),
-    (["diff", "1a2b", "last", "--full"], "nexus-ablate show 1a2b last"),
-]
-"""What was typed with a verb of the previous version, and the command that it answers."""
-
-
-@pytest.mark.parametrize(
-    ("typed", "command"), REPLACED, ids=lambda value: value if isinstance(value, str) else value[0]
-)
-def test_a_removed_verb_answers_with_the_command_that_replaces_it(typed, command, capsys):
-    assert main(typed) == 2
-    problem, got, fix = capsys.readouterr().err.splitlines()
-    assert problem == "error: this is neither a verb nor KEY=VALUE"
-    assert got == f"  got: {shlex.join(['nexus-ablate', *typed])}"
-    assert fix == f"  try: {command}"
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["list", "--help"], ["show", "--help"]])

@@ -110,7 +110,7 @@ def test_a_preset_may_be_none(preset):
         ("optim.lr=nan", "float"),
         ("experiment=../elsewhere", "folder"),
         ("hydra.verbose=true", "of Hydra's keys, a multirun takes hydra/launcher"),
-        ("hydra.run.dir=x", "try: runs_dir=runs"),
+        ("hydra.run.dir=x", "try: runs_dir=x"),
         ("hydra/luncher=basic", "hydra/launcher=joblib"),
         ("+hydra/launcher=joblib", "hydra/launcher=joblib"),
         ("norm._target_=os.system", "_target_"),

@@ -238,9 +238,10 @@ def test_it_is_readable_in_80_columns_and_needs_no_data(capsys, monkeypatch, tmp
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["explain", *overrides]) == 0
     screen = capsys.readouterr().out
-    assert len(screen.splitlines()) <= 50 and max(map(cell_len, screen.splitlines())) <= 80
+    assert len(screen.splitlines()) <= 50
+    assert max(map(cell_len, screen.splitlines())) <= 80
     assert "vocabulary 256" in " ".join(screen.split())
-    for title in ("regime", "equations", "parameters", "weight decay", "FLOPs", "--json"):
+    for title in ("equations", "parameters", "FLOPs", "regime"):
         assert title in screen
     assert not list(tmp_path.iterdir())
 

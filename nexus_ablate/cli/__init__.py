@@ -109,11 +109,10 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 def _run(arguments: list[str]) -> int:
     from nexus_ablate import errors
-    from nexus_ablate.cli.epochs import refuse_epochs
     from nexus_ablate.cli.verb import verb_module, verb_names
 
     arguments = _without_plugins(arguments)
-    if arguments[:1] in ([], ["-h"], ["--help"], ["help"]):
+    if arguments in ([], ["help"]) or arguments[0] in ("-h", "--help"):
         print(help_text())
         return errors.OK
     if arguments[:1] == ["--version"]:
@@ -126,8 +125,6 @@ def _run(arguments: list[str]) -> int:
     if {"-h", "--help"} & set(arguments):
         module.VERB.show_help()
         return errors.OK
-    if module.VERB.takes_overrides:
-        refuse_epochs(arguments)
     return module.run(*module.VERB.parse(arguments))
 
 
@@ -142,6 +139,7 @@ def _refuse_urls(arguments: list[str]) -> None:
     import re
 
     from nexus_ablate import errors
+    from nexus_ablate.config.foreign_words import meaning
 
     before, cache = "", f"NEXUS_ABLATE_CACHE={os.environ.get('NEXUS_ABLATE_CACHE', '')}"
     for argument in (cache, *arguments):
@@ -150,9 +148,8 @@ def _refuse_urls(arguments: list[str]) -> None:
         if url and not f"{before} {key}".strip().startswith(_NOT_PATHS):
             name = url[0].rstrip("/").rpartition("/")[2].rpartition("@")[2] or "FILE"
             copy = argument.replace(url[0], name) if value else name
-            raise errors.ConfigError(
-                "a URL is not a path on this machine; download it, or mount what it names", argument, copy
-            )
+            problem = "a URL is not a path on this machine; download it, or mount what it names"
+            raise errors.ConfigError(problem, argument, meaning(argument) or copy)
         before = argument if argument.startswith("--") and "=" not in argument else ""
 
 

@@ -35,7 +35,7 @@ VERB = Verb(
             "tokens in the vocabulary (that of the data; of characters 256)",
             whole("--vocab", 50257, "of tokens"),
         ),
-        Flag("--json", "", "for programs, everything"),
+        Flag("--json", "", "also norms, kernels, what each `auto` means, each tensor's start and rates, equal options"),
     ),
     "Prints the shape, the regime, the equations and the parameters. Trains nothing, and the data need not exist.",
     kind="runs",
@@ -124,7 +124,7 @@ def _execution(config: RunConfig, parameters: int, vocab_size: int) -> dict[str,
 
 
 def describe(facts: Facts) -> None:
-    """Print the shape, the regime, the equations in force and the size, on one screen."""
+    """Print one screen: the shape, the regime, the equations in force and the size."""
     size, ffn, regime, parameters = facts["size"], facts["ffn"], facts["regime"], facts["parameters"]
     shape = f"{size['n_layers']} blocks, d_model {size['d_model']}, {size['n_heads']} heads of {size['head_dim']}"
     width = f"d_ff {ffn['d_ff']} = {ffn['d_ff_ratio']:.4g} d_model"
@@ -141,7 +141,7 @@ def describe(facts: Facts) -> None:
     total = f"{parameters['total']:,} parameters ({parameters['without_embeddings']:,} without embeddings)"
     training = compact(facts["flops_per_token"]["training"])
     costs = f"{total}; FLOPs per token: {training} in training, a third in the forward pass"
-    _print(costs, [("--json", "also norms, kernels, what `auto` means, each tensor's start and rates, equal options")])
+    _print(costs, [("--json", "also norms, kernels, each `auto`, each tensor's start and rates, equal options")])
 
 
 def _print(title: str, rows: Rows) -> None:

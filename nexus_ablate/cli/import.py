@@ -40,6 +40,9 @@ def run(words: list[str], flags: Flags) -> int:
 
     check_library()
     path, further = Path(words[0]), words[1:]
+    if not path.exists():
+        fix = shlex.join(["hf", "download", words[0], "--local-dir", path.name])
+        raise ConfigError("there is no file or directory of this name", words[0], fix)
     from nexus_ablate.pretrained.expression import express
     from nexus_ablate.pretrained.library import outline, read_config, weight_files
     from nexus_ablate.pretrained.proof import structure, weights

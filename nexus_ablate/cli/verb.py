@@ -7,7 +7,6 @@ import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -119,8 +118,8 @@ class Verb:
         words: list[str] = []
         values: Flags = {}
         rest = list(arguments)
-        if rest and not rest[0].startswith("-"):
-            self._check_override(rest)  # a mistyped verb has flags that this one lacks
+        if rest and self.takes_overrides:
+            self._check_word(rest)  # a mistyped verb has flags that this one lacks
         while rest:
             argument = rest.pop(0)
             if not argument.startswith("-") or argument == "-" or argument[1:].isdecimal():
@@ -137,8 +136,9 @@ class Verb:
                 values[flag.key] = value
         if self.needed and not words:
             raise ConfigError(f"{self.name} needs {self.needed}", "nothing", f"nexus-ablate {self._example()}")
-        for number in range(len(words)):
-            self._check_override(words[number:])
+        if self.takes_overrides:
+            for number in range(len(words)):
+                self._check_word(words[number:])
         outputs = {}
         for flag in self.flags:
             path = values.get(flag.key)
@@ -155,14 +155,7 @@ class Verb:
         name, equals, text = argument.partition("=")
         flag = next((flag for flag in self.flags if name in (flag.name, flag.short)), None)
         if flag is None:
-            self._refuse_spelling([argument, *rest])
-            if self.name == "train" and (verb := next((word for word in rest if word in verb_names()), "")):
-                rest.remove(verb)
-                fix = shlex.join(["nexus-ablate", verb, argument, *rest])
-                raise ConfigError("the verb stands before its flags", f"{argument} before {verb}", fix)
-            names = [flag.name for flag in self.flags] + ["--help"]
-            fix = f"nexus-ablate {self.name} --help"
-            raise unknown(f"{self.name} has no flag of this name", name, names, otherwise=fix)
+            raise self._unknown_flag(argument, rest)
         if equals and not flag.takes:
             raise ConfigError(f"{flag.name} takes no value", argument, flag.name)
         may_be_left_out = flag.takes.startswith("[")
@@ -181,60 +174,50 @@ class Verb:
 
         return "status" if DEFAULT.is_dir() else "study first_look"
 
-    def _refuse_spelling(self, words: list[str]) -> None:
-        """Refuse an override in another spelling.
+    def _unknown_flag(self, argument: str, rest: list[str]) -> ConfigError:
+        """The error for a flag that this verb does not have."""
+        from nexus_ablate.config.foreign_words import unknown_word
+        from nexus_ablate.config.groups import default_keys
+
+        name, equals, value = argument.partition("=")
+        typed = argument
+        if not equals and rest and not rest[0].startswith("-") and "=" not in rest[0]:
+            value = rest[0]
+            typed = f"{name} {value}"
+        if self.name == "train" and (verb := next((word for word in rest if word in verb_names()), "")):
+            others = [word for word in rest if word != verb]
+            fix = shlex.join(["nexus-ablate", verb, argument, *others])
+            return ConfigError("the verb stands before its flags", f"{argument} before {verb}", fix)
+        flags = [flag.name for flag in self.flags] + ["--help"]
+        key, keys, help_command = name.lstrip("-"), default_keys(), f"nexus-ablate {self.name} --help"
+        is_flag = did_you_mean(key, [flag.lstrip("-") for flag in flags])
+        if value and OVERRIDES in self.takes and (key in keys or not is_flag):
+            problem = f"{self.name} has no such flag; an option is typed {OVERRIDES}, without dashes"
+            return unknown_word(problem, typed, key, keys, f"{{}}={value}", help_command)
+        form = f"{{}}{typed.removeprefix(name)}"
+        return unknown_word(f"{self.name} has no flag of this name", typed, name, flags, form, help_command)
+
+    def _check_word(self, words: list[str]) -> None:
+        """Check the first word where overrides alone are taken; a wrong one is repeated with the words behind it.
 
         Raises:
-            ConfigError: The first word, with those after it, is `KEY=VALUE` spelled as `norm rms`, `--norm rms` or
-                similar.
-        """
-        if OVERRIDES not in self.takes:
-            return
-        from nexus_ablate.config.overrides import respelled
-
-        typed = " ".join(words[:3])
-        if override := respelled(typed.lstrip("-")):
-            raise ConfigError("an option is typed KEY=VALUE", typed, self._command(override))
-
-    def _check_override(self, words: list[str]) -> None:
-        """Check the first word where overrides alone are taken.
-
-        Raises:
-            ConfigError: It is no override and, after `nexus-ablate` itself, no verb.
+            ConfigError: It is neither a flag nor an override and, right behind `nexus-ablate`, no verb.
         """
         word, *after = words
-        if not self.takes_overrides or "=" in word[1:] or word.startswith(("~", "+")):
+        if "=" in word[1:] or word.startswith(("-", "~", "+")):
             return
-        self._refuse_spelling(words)
-        from nexus_ablate.config.meanings import option_named, synonyms
+        from nexus_ablate.config.foreign_words import unknown_word
         from nexus_ablate.config.run_config import OPTION_GROUPS
 
-        problem, typed_after, command = f"{self.name} takes {OVERRIDES}", self.name, f"nexus-ablate {self.name}"
-        meant = nearest = ""
-        if self.name == "train":
-            problem = f"this is neither a verb nor {OVERRIDES}"
-            typed_after = command = "nexus-ablate"
-            meant = synonyms()["verbs"].get(word.lower(), "")
-            nearest = did_you_mean(word, verb_names())
-        fix = f"{command} --help"
+        typed = shlex.join(words)
         if word in OPTION_GROUPS:
-            fix = f"nexus-ablate list {word}"
-        elif meant:
-            overrides = [other for other in after if "=" in other]
-            names = [*takewhile(lambda other: not other.startswith("-"), after)]
-            parts = {"words": after, "names": names, "first": names[:1], "rest": names[1:], "overrides": overrides}
-            fix = meant.format(**{name: shlex.join(part) for name, part in parts.items()}).strip()
-        elif override := option_named(word):
-            fix = self._command(override)
-        elif nearest:
-            fix = shlex.join(["nexus-ablate", nearest, *after])
-        raise ConfigError(problem, shlex.join([typed_after, *words]), fix)
-
-    def _command(self, override: str) -> str:
-        """An override as a command line; alone where this verb also needs other words, such as a study."""
-        if override.startswith("nexus-ablate") or not self.takes_overrides:
-            return override
-        return f"nexus-ablate {override}" if self.name == "train" else f"nexus-ablate {self.name} {override}"
+            raise ConfigError(f"an option is typed {OVERRIDES}", typed, f"nexus-ablate list {word}")
+        is_verb = self.name == "train"
+        problem = f"this is neither a verb nor {OVERRIDES}" if is_verb else f"{self.name} takes {OVERRIDES}"
+        verbs = verb_names() if is_verb else []
+        form = f"nexus-ablate {{}} {shlex.join(after)}".rstrip()
+        help_command = "nexus-ablate --help" if is_verb else f"nexus-ablate {self.name} --help"
+        raise unknown_word(problem, typed, word, verbs, form, otherwise=help_command)
 
 
 def verb_names() -> list[str]:

@@ -7,12 +7,10 @@ import io
 import json
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
-
-import pandas
 
 from nexus_ablate.comparison.read import LeftOut
 from nexus_ablate.errors import ConfigError, did_you_mean, printable
@@ -22,7 +20,9 @@ from nexus_ablate.runs.naming import BASELINE
 
 Frame: TypeAlias = Any
 """A pandas.DataFrame."""
-Column: TypeAlias = Any
+Rows: TypeAlias = dict[int, dict[str, Any]]
+"""Cells by column, by the number of the row."""
+Cells: TypeAlias = Any
 """A pandas.Series. Its type hints don't know what comes out of an expression."""
 NONE = "none"
 """Of `--columns seed=none`: the table has no such column."""
@@ -44,7 +44,7 @@ NUMBERS = ("step", "steps", "tokens", "seconds")
 NO_ARMS = ("Notes", "User", "Tags", "Created", "Updated", "Runtime", "End Time", "Hostname", "Sweep", "Commit", "Date")
 """Columns of exports that describe no arm."""
 ONE_ROW_PER_RUN = "one row per run, with the columns arm, seed and val_loss"
-_DECIMAL_COMMA = re.compile(r"([+-]?\d+),(\d+(?:[eE][+-]?\d+)?)")
+_DECIMAL_COMMA = re.compile(r"^([+-]?\d+),(\d+(?:[eE][+-]?\d+)?)$")
 _CHART = r"^(?P<run>.+?) - (?P<metric>.+?)(?P<end>__MIN|__MAX)?$"
 """A column of W&B's chart export: the run, the metric, and the ends of what was averaged."""
 _RUN_NAME = r"^(?P<arm>.+?)[-_ /,=]+(?:seed|s)?[-_=]?(?P<seed>\d{1,15})$"
@@ -89,14 +89,14 @@ def read_source(path: Path) -> Source:
         fix = f"a file that ends in {', '.join(READERS)}, or wandb:ENTITY/PROJECT"
         raise ConfigError("judge cannot read a table of this kind", str(path), fix)
     try:
-        frame = READERS[kind](path.read_bytes())
+        frame = frame_of(READERS[kind](path.read_bytes()))
     except FileNotFoundError:
         fix = f"ls {shlex.quote(str(path.parent))}"
         raise ConfigError("there is no file of this name", str(path), fix) from None
     except (*UNREADABLE, NotImplementedError, csv.Error, OSError) as error:
         raise ConfigError(f"{path} is not a table", printable(str(error), 200), ONE_ROW_PER_RUN) from None
     unit = "row" if kind in (".json", ".parquet") else "line"
-    frame.index = pandas.Index([f"{path.name}, {unit} {number}" for number in frame.index])
+    frame.index = [f"{path.name}, {unit} {number}" for number in frame.index]
     return source_of(str(path), frame)
 
 
@@ -113,11 +113,20 @@ def source_of(name: str, frame: Frame) -> Source:
     if names and "arm" not in cells and not any(map(_is_seed, cells)):
         parts = cells[names[0]].str.extract(_RUN_NAME)
         if parts.notna().all(axis=None):
-            return Source(name, pandas.concat([parts, cells], axis=1), f"arms and seeds are read from {names[0]}; ")
+            return Source(
+                name, cells.assign(arm=parts["arm"], seed=parts["seed"]), f"arms and seeds are read from {names[0]}; "
+            )
     return Source(name, cells)
 
 
-def _csv(data: bytes) -> Frame:
+def frame_of(rows: Mapping[Any, dict[str, Any]]) -> Frame:
+    """Nested objects are columns with dots, as W&B shows them: `optim.lr`."""
+    import pandas
+
+    return pandas.json_normalize([*rows.values()]).set_axis([*rows], axis=0)
+
+
+def _csv(data: bytes) -> Rows:
     """Where semicolons separate the cells, a comma in a number is its decimal point."""
     text = data.decode("utf-8-sig")
     head = text.lstrip().partition("\n")[0]
@@ -129,25 +138,28 @@ def _csv(data: bytes) -> Frame:
         if None in row:
             raise ValueError(f"line {line} has more cells than the head")
         first = line - "".join(row.values()).count("\n")
-        rows[first] = {name.strip(): cell.strip() for name, cell in row.items()}
+        cells = {name.strip(): cell.strip() for name, cell in row.items()}
+        if separator == ";":
+            cells = {name: _DECIMAL_COMMA.sub(r"\1.\2", cell) for name, cell in cells.items()}
+        rows[first] = cells
     names = reader.fieldnames or []
     if len(set(names)) < len(names):
         raise ValueError(f"two columns have one name: {', '.join(names)}")
-    frame = pandas.DataFrame.from_dict(rows, orient="index")
-    frame = frame[(frame != "").any(axis=1)]
-    return frame.replace(_DECIMAL_COMMA, r"\1.\2", regex=True) if separator == ";" else frame
+    return {line: row for line, row in rows.items() if any(row.values())}
 
 
-def _json(data: bytes) -> Frame:
+def _json(data: bytes) -> Rows:
     """A list of objects, an object with such a list, or columns as pandas writes them."""
     values = json.loads(data.decode("utf-8-sig"), parse_constant=str)
     if isinstance(values, dict):
         lists = [value for value in values.values() if isinstance(value, list) and value and isinstance(value[0], dict)]
+        import pandas
+
         values = lists[0] if len(lists) == 1 else pandas.DataFrame(values).to_dict("records")
-    return _numbered(dict(enumerate(values, 1)))
+    return dict(enumerate(values, 1))
 
 
-def _json_lines(data: bytes) -> Frame:
+def _json_lines(data: bytes) -> Rows:
     rows = {}
     for line, text in enumerate(data.decode("utf-8-sig").split("\n"), 1):
         try:
@@ -155,24 +167,19 @@ def _json_lines(data: bytes) -> Frame:
                 rows[line] = json.loads(text, parse_constant=str)
         except json.JSONDecodeError as error:
             raise ValueError(f"line {line}: {error.msg}") from None
-    return _numbered(rows)
+    return rows
 
 
-def _parquet(data: bytes) -> Frame:
+def _parquet(data: bytes) -> Rows:
     try:
         from pyarrow import parquet
     except ImportError:
         problem, got = "reading Parquet needs the package pyarrow", "a file that ends in .parquet"
         raise ConfigError(problem, got, "pip install pyarrow") from None
-    return _numbered(dict(enumerate(parquet.read_table(io.BytesIO(data)).to_pylist(), 1)))
+    return dict(enumerate(parquet.read_table(io.BytesIO(data)).to_pylist(), 1))
 
 
-def _numbered(rows: dict[int, Any]) -> Frame:
-    """Nested objects are columns with dots, as W&B shows them: `optim.lr`."""
-    return pandas.json_normalize([*rows.values()]).set_axis([*rows], axis=0)
-
-
-def _markdown(data: bytes) -> Frame:
+def _markdown(data: bytes) -> Rows:
     """The table between pipes in a page; several with the same columns are one."""
     lines = {n: text for n, text in enumerate(data.decode("utf-8-sig").splitlines(), 1) if text.startswith("|")}
     rows = {n: [cell.strip(" *`") for cell in text.strip("| ").split("|")] for n, text in lines.items()}
@@ -181,10 +188,10 @@ def _markdown(data: bytes) -> Frame:
     if not heads or any(head != heads[0] for head in heads):
         raise ValueError(f"it has {len(heads)} tables between pipes, with other columns; one is read")
     body = {n: cells for n, cells in rows.items() if n not in rulers and cells != heads[0]}
-    return pandas.DataFrame.from_dict(body, orient="index", columns=heads[0])
+    return {n: dict(zip(heads[0], cells, strict=True)) for n, cells in body.items()}
 
 
-READERS: dict[str, Callable[[bytes], Frame]] = {
+READERS: dict[str, Callable[[bytes], Rows]] = {
     ".csv": _csv,
     ".tsv": _csv,
     ".json": _json,
@@ -231,7 +238,7 @@ class Choice:
     delta_min: float | None = None
     allow: list[str] = field(default_factory=list)
 
-    def arms(self, cells: Frame) -> Column:
+    def arms(self, cells: Frame) -> Cells:
         """The arm of each row."""
         return cells[self.arm or ["arm"]].agg(",".join, axis=1)
 
@@ -304,13 +311,15 @@ def _arm_columns(cells: Frame, used: set[str]) -> list[str]:
     return words or shared[:1] or [cells.columns[0]]
 
 
-def _is_number(texts: Column) -> bool:
+def _is_number(texts: Cells) -> bool:
     filled = texts[(texts != "") & ~texts.str.lower().isin(FAILED)]
     return len(filled) > 0 and _numbers(filled).notna().all()
 
 
-def _numbers(texts: Column) -> Column:
+def _numbers(texts: Cells) -> Cells:
     """NaN for what is none."""
+    import pandas
+
     return pandas.to_numeric(texts.replace("", "nan"), errors="coerce")
 
 
@@ -376,7 +385,7 @@ def runs_of(source: Source, chosen: Choice) -> tuple[Frame, list[LeftOut]]:
     return kept.astype({"seed": int}), left_out
 
 
-def _refuse(column: Column, is_bad: Column, problem: str, fix: str) -> None:
+def _refuse(column: Cells, is_bad: Cells, problem: str, fix: str) -> None:
     """Refuse a table at the first of its bad cells."""
     for place, cell in column[is_bad].items():
         raise ConfigError(f"{place}: {problem}", printable(str(cell), 80), fix)

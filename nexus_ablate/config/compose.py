@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nexus_ablate.config.grammar import show
-from nexus_ablate.config.groups import GROUPS, choices_of, keys_of_file
+from nexus_ablate.config.groups import GROUPS, choices_of, keys_of_file, keys_under
 from nexus_ablate.config.options import Option, check_installed, conf_yaml, option_files
 from nexus_ablate.config.override_syntax import Override, read_override, replacements
 from nexus_ablate.config.overrides import check_overrides
@@ -69,8 +69,8 @@ def compose_values(overrides: Sequence[Override]) -> dict[str, Any]:
         if override.name not in GROUPS:
             *path, last = override.name.split(".")
             reduce(dict.__getitem__, path, values)[last] = override.values[0]
-    texts = [override.text for override in overrides]
-    return _interpolated(values, texts) if any("$" in text for text in texts) else values
+    interpolated = [override for override in overrides if "${" in override.text]
+    return _interpolated(values, interpolated) if interpolated else values
 
 
 def _defaults(name: str) -> dict[str, Any]:
@@ -78,16 +78,44 @@ def _defaults(name: str) -> dict[str, Any]:
     return {key: about.default for key, about in keys_of_file(name).items()}
 
 
-def _interpolated(values: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
-    """The values with `${KEY}` and `${oc.env:NAME}` replaced."""
+def _interpolated(values: dict[str, Any], overrides: list[Override]) -> dict[str, Any]:
+    """The values with `${KEY}` and `${oc.env:NAME}` replaced in some overrides.
+
+    A text that replaces one is read as if it were typed there, unless the key takes texts.
+    """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        return OmegaConf.to_container(OmegaConf.create(values), resolve=True)  # type: ignore[return-value]
+        resolved: Any = OmegaConf.to_container(OmegaConf.create(values), resolve=True)
     except OmegaConfBaseException as error:
         problem = printable(str(error).splitlines()[0], 200)
-        raise ConfigError(problem, " ".join(overrides), "nexus-ablate list") from error
+        typed = " ".join(override.text for override in overrides)
+        raise ConfigError(problem, typed, "nexus-ablate list") from error
+    keys = keys_under({group: [resolved[group]["name"]] for group in (*OPTION_GROUPS, *CLOSED_GROUPS)})
+    for override in overrides:
+        key = keys[override.name]
+        *path, last = override.name.split(".")
+        owner = reduce(dict.__getitem__, path, resolved)
+        if key is None:
+            continue
+        if isinstance(owner[last], str) and "text" not in key.constraint.alternatives:
+            owner[last] = _as_typed(override.name, owner[last])
+        try:
+            key.constraint.accept(override.name, owner[last])
+        except ConfigError as error:
+            got = f"{override.text}, which is {error.got}"
+            raise ConfigError(error.problem, got, f"{override.name}={show(key.default)}") from None
+    return resolved
+
+
+def _as_typed(name: str, text: str) -> Any:
+    """The value that an override with this text has; the text itself where it is none."""
+    try:
+        given = read_override(f"{name}={text}")
+    except ConfigError:
+        return text
+    return text if given.is_sweep else given.values[0]
 
 
 @cache

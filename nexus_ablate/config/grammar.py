@@ -76,6 +76,11 @@ class Constraint:
     def words(self) -> list[str]:
         return [a for a in self.alternatives if re.fullmatch(r"[A-Za-z_][\w.-]*", a) and a not in ("text", "Nx")]
 
+    @property
+    def intervals(self) -> list[NumberInterval]:
+        intervals = [parse_interval(alternative) for alternative in self.alternatives]
+        return [interval for interval in intervals if interval is not None]
+
     def accept(self, key: str, value: object) -> object:
         """The value in its canonical form.
 
@@ -88,7 +93,11 @@ class Constraint:
                 is_switch = canonical in ("on", "off") and set(self.words) == {"on", "off"}
                 return canonical == "on" if is_switch else canonical
         near = "[embedding:lr:0.1]" if self.text == BY_ROLE else self.near(value)
-        raise ConfigError(f"{key} takes {self.text}", show(value), f"{key}={near}" if near else self.text)
+        problem = f"{key} takes {self.text}"
+        highest = max((interval.high for interval in self.intervals), default=math.inf)
+        if isinstance(value, int | float) and not isinstance(value, bool) and value > highest:
+            problem = f"{problem}; this is too large"
+        raise ConfigError(problem, show(value), f"{key}={near}" if near else self.text)
 
     def near(self, value: object) -> str:
         """The word that a value is probably meant to be; '' if none is like it."""

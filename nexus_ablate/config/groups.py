@@ -45,6 +45,11 @@ def _keys_of_dataclass(group: str, name: str) -> Mapping[str, Key]:
     return keys
 
 
+def default_keys() -> dict[str, Key | None]:
+    """Every group (None), and every key beside the default options."""
+    return keys_under({group: [option] for group, option in choices_of("config").items()})
+
+
 def keys_under(chosen: Mapping[str, Sequence[str]]) -> dict[str, Key | None]:
     """Every group (None), and every key that may be set under the chosen options, by the name that is typed.
 

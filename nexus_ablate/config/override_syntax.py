@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from nexus_ablate.config.foreign_words import meaning
 from nexus_ablate.config.groups import option_names
 from nexus_ablate.errors import ConfigError
 
@@ -76,19 +77,23 @@ def read_override(text: str) -> Override:
         if re.fullmatch(r"[\w.=,@+-]*/[\w./=,@+-]*", value) and " " not in key:  # a path, such as that of a run
             fix = f"\"{key}='{value}'\""
         if "~/" in text:  # a shell expands it at the beginning of a word only
-            fix = text.replace("~/", f"{Path.home()}/")
+            expanded = text.replace("~/", f"{Path.home()}/")
+            fix = meaning(expanded) or expanded
         raise ConfigError("this override cannot be read", text, fix) from error
     name, typed = override.key_or_group, text.partition("=")[2]
     if name == "study":
         fix = f"nexus-ablate study {typed}"
         raise ConfigError("study is a verb; the folder of a run is experiment=NAME", text, fix)
     if override.is_delete():
-        raise ConfigError("nothing can be removed from the configuration", text, f"choose another {name}")
+        fix = meaning(text) or "nexus-ablate list"
+        raise ConfigError("nothing can be removed from the configuration", text, fix)
+    if override.package is not None:
+        raise ConfigError(f"{name} has one place in the configuration", text, f"{name}={typed}")
     is_added = override.is_add() and not override.is_force_add()
     given = Override(text, name, typed, _values(override), override.is_sweep_override(), is_added, override)
     if given.is_hydra and not text.startswith("hydra/launcher=") and not name.startswith("hydra.launcher."):
         problem = "of Hydra's keys, a multirun takes hydra/launcher and hydra.launcher.KEY"
-        fix = "runs_dir=runs" if name.endswith(".dir") else _WITH_LAUNCHER
+        fix = meaning(text) or _WITH_LAUNCHER
         raise ConfigError(f"{problem}; sweepers that search are not supported", text, fix)
     if name == "hydra.launcher.n_jobs" and 0 in given.values:  # joblib's traceback would be the answer
         raise ConfigError("a launcher runs at least one job at a time", text, f"{name}=2")

@@ -153,7 +153,7 @@ class Slurm:
         return names[0].partition("_")[0] + (f" (array of {len(names)})" if len(names) > 1 else "")
 
 
-def _limited_sbatch(executor: Any, submission_file_path: Path) -> list[str]:
+def _limited_sbatch(self: Any, submission_file_path: Path) -> list[str]:
     """The command that submits a file, and ends where SLURM does not answer."""
     return ["timeout", str(slurm_queue.ANSWER_SECONDS), "sbatch", str(submission_file_path)]
 

@@ -25,10 +25,13 @@ from typing import Any
 
 import yaml
 
+from nexus_ablate.config.foreign_words import meaning
 from nexus_ablate.config.grammar import show
+from nexus_ablate.config.groups import default_keys
+from nexus_ablate.config.run_config import OPTION_GROUPS
 from nexus_ablate.errors import ConfigError, unknown
 from nexus_ablate.runs.naming import BASELINE, NAME, NAME_BYTES
-from nexus_ablate.study.arm_overrides import merged, overrides_of
+from nexus_ablate.study.arm_overrides import OF_ONE_RUN, merged, overrides_of
 from nexus_ablate.study.endpoint import Endpoint
 
 FEWEST_SEEDS = 5
@@ -129,7 +132,7 @@ def from_values(values: Mapping[str, Any], typed: Collection[str] = ()) -> Study
         if key in FORMER:
             raise ConfigError(f"a study has no key {key} any more", f"{key}: {in_yaml(value)}", FORMER[key])
         if key not in KEYS:
-            raise unknown("a study has no key of this name", str(key), KEYS)
+            raise unknown_key(str(key), value)
         takes, example, convert = KEYS[key]
         try:
             read[key] = convert(value)
@@ -140,6 +143,17 @@ def from_values(values: Mapping[str, Any], typed: Collection[str] = ()) -> Study
     study = Study(**read)
     _check(study)
     return study
+
+
+def unknown_key(key: str, value: Any) -> ConfigError:
+    """The error for a key that a study does not have: it may be called otherwise here, or be an override."""
+    got = f"{key}: {in_yaml(value)}"
+    problem = "a study has no key of this name"
+    if key not in OF_ONE_RUN and (key in default_keys() or key.partition(".")[0] in OPTION_GROUPS):
+        return ConfigError(problem, got, f"baseline: [{key}={show(value)}]")
+    if meant := meaning(key, "study"):
+        return ConfigError(problem, got, f"{meant}: {KEYS[meant][1]}")
+    return unknown(problem, key, TYPED, got=got, otherwise=f"one of {', '.join(TYPED)}")
 
 
 def _check(study: Study) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from pandas import DataFrame, json_normalize
-
-from nexus_ablate.comparison.foreign import DIVERGED, Source, source_of
+from nexus_ablate.comparison.foreign import DIVERGED, Source, frame_of, source_of
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.track.account import LOG_IN, REFUSAL, asked, quiet_client
 
@@ -33,10 +31,9 @@ def runs_on_wandb(place: str) -> Source:
                 raise
             fix = f"check the name, and that your key may read it ({LOG_IN})"
             raise ConfigError("W&B has no such project, or your key may not read it", f"wandb:{place}", fix) from error
-    rows = []
+    rows = {}
     for run in runs:
         row = {**run.config, **run.summary_metrics, "ID": run.id, "Name": run.name, "group": run.group}
         is_diverged = row.pop("status", "") == DIVERGED  # sent by nexus-ablate; to W&B such a run has failed
-        rows.append({**row, "State": DIVERGED if is_diverged else run.state})
-    frame = json_normalize(rows).set_axis([f"{place}/{run.id}" for run in runs], axis=0) if runs else DataFrame()
-    return source_of(f"wandb:{place}", frame)
+        rows[f"{place}/{run.id}"] = {**row, "State": DIVERGED if is_diverged else run.state}
+    return source_of(f"wandb:{place}", frame_of(rows))

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+from nexus_ablate.config.foreign_words import meaning
 from nexus_ablate.config.rules import check_graphs
 from nexus_ablate.config.run_config import TrainConfig
 from nexus_ablate.console import several
@@ -132,7 +133,8 @@ def choose_device(requested: str):
     try:
         device = torch.device(requested)
     except RuntimeError as error:
-        raise ConfigError("train.device is not a device", requested, "train.device=auto") from error
+        fix = meaning(f"device={requested}") or "train.device=auto"
+        raise ConfigError("train.device is not a device", requested, fix) from error
     available = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
     if (device.index or 0) >= available.get(device.type, 0):
         raise ConfigError("train.device is not on this machine", requested, "train.device=auto")
