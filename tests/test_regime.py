@@ -67,7 +67,7 @@ def test_a_text_that_is_too_short_for_the_default_budget_is_refused_before_anyth
     assert "the run would read its text" in shown and "try: train.steps=450, or data=tinystories" in shown
     assert not (tmp_path / "runs").exists()
     assert main(["plan", "mine", *SMALL, *text, "vary.norm=layer"]) == 0
-    assert "FAIL text: the run would read its text" in " ".join(capsys.readouterr().out.split())
+    assert "FAIL the run would read its text" in " ".join(capsys.readouterr().out.split())
     assert main(["study", "mine", *SMALL, *text, "vary.norm=layer", "seeds=0"]) == 2
     assert not (tmp_path / "runs" / "mine").exists()
     assert main([*SMALL, *text, "tracker=files", "train.steps=460", "train.eval_tokens=64", "probe=off"]) == 0

@@ -24,11 +24,11 @@ from written_runs import Writer
 from faults.payloads import PICKLE, YAML
 from nexus_ablate import errors
 from nexus_ablate.cli import main
-from nexus_ablate.launch.launch import plan
+from nexus_ablate.launch.arms import resolve
+from nexus_ablate.launch.jobs import jobs
 from nexus_ablate.launch.local import LocalPool
 from nexus_ablate.provenance import source_hash, source_hashes
-from nexus_ablate.study.definition import read_study
-from nexus_ablate.study.record import save
+from nexus_ablate.study.record import load, save
 
 LIMIT_SECONDS = 10.0
 """Of CPU time for a verb; it may wait for the CPU six times as long."""
@@ -93,9 +93,9 @@ def template(tmp_path, monkeypatch) -> Path:
         **{"baseline": list(written_runs.TINY), "seeds": [0, 1], "added_seeds": [1], "source": source_hash()},
         **{"equal": {"norm=rms": "baseline"}, "refused": {"norm=t5 norm_bias=on": "norm=t5 has no bias"}},
     )
-    planned = plan(*read_study([STUDY, f"runs_dir={writer.root}"]))
-    save(planned.study, planned.folder)
-    for job in planned.jobs:  # under the names that these runs have in today's code
+    study, configs = resolve(load(writer.root / STUDY), [])
+    save(study, writer.root / STUDY)
+    for job in jobs(study, configs, writer.root, []):  # under the names that these runs have in today's code
         (path,) = job.path.parent.glob(f"s{job.seed}-*")
         path.rename(job.path)
     yield writer.root / STUDY
