@@ -97,6 +97,8 @@ def template(tmp_path, monkeypatch) -> Path:
     save(study, writer.root / STUDY)
     for job in jobs(study, configs, writer.root, []):  # under the names that these runs have in today's code
         (path,) = job.path.parent.glob(f"s{job.seed}-*")
+        env = json.loads((path / "env.json").read_text())
+        (path / "env.json").write_text(json.dumps(env | {"run_hash": job.path.name.partition("-")[2]}))
         path.rename(job.path)
     yield writer.root / STUDY
     written_runs.config_of.cache_clear()
