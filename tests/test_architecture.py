@@ -122,7 +122,7 @@ def test_there_is_no_import_cycle():
         ("config.resolve", ""),
         ("config.run_config", "from nexus_ablate.config.resolve import resolve"),
         ("config.run_config", "if TYPE_CHECKING:\n    from nexus_ablate.config.resolve import resolve"),
-        ("comparison.verdict", "def show():\n    from nexus_ablate.comparison.within_stratum import compared"),
+        ("comparison.verdict", "def show():\n    from nexus_ablate.comparison.compare import compare"),
     ],
 )
 def test_a_cycle_would_be_found(module, line):
@@ -190,17 +190,19 @@ def shared_class_names(sources):
 
 def test_a_class_has_a_name_of_its_own():
     assert shared_class_names(package_sources()) == {
-        "Comparison": ["api", "comparison.results"],  # the public form, with frames and figures
+        "Comparison": ["api", "comparison.compare"],  # the public form, with frames and figures
         "RunRecord": ["api", "runs.record"],
         "Additive": ["axes.attention", "axes.gate"],  # an option of each axis
         "AdamW": ["kernels.adamw", "optimizers"],  # the fast form, and the option
+        "Run": ["comparison.read", "runs.directory"],  # one with a result, and one that is being written
+        "Table": ["axes.modules", "comparison.compare"],  # of vectors, and of arms
     }
 
 
 def test_a_second_class_of_a_name_would_be_found():
     sources = package_sources()
-    sources["nexus_ablate.launch.states"] += "\nclass Verdict: ...\n"
-    assert shared_class_names(sources)["Verdict"] == ["comparison.verdict", "launch.states"]
+    sources["nexus_ablate.launch.states"] += "\nclass Effect: ...\n"
+    assert shared_class_names(sources)["Effect"] == ["comparison.statistics", "launch.states"]
 
 
 def test_no_module_is_called_after_nothing():
@@ -254,5 +256,5 @@ def test_what_needs_no_torch_imports_none_and_makes_nothing(tmp_path):
     command = [sys.executable, "-c", STEP, json.dumps(steps)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path / "work")
     assert done.returncode == 0, done.stderr
-    assert "pip install 'nexus-ablate[import]'" in done.stderr and "1 finished, 9 waiting" in done.stdout
+    assert "pip install 'nexus-ablate[import]'" in done.stderr and "1 finished; 9 missing" in done.stdout
     assert not list((tmp_path / "work").iterdir())

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from nexus_ablate.comparison.arms import Arm, arms_of, baseline_of
-from nexus_ablate.comparison.fairness import Check, checks, is_early, text_check, unfair, unlike_machine
+from nexus_ablate.comparison.fairness import LEARNED, Check, checks, is_early, text_check, unfair, unlike_machine
 from nexus_ablate.comparison.read import LeftOut, read_folder
 from nexus_ablate.comparison.statistics import FEWEST_BLOCKS, LEVEL, Array, Effect, paired_effect, sidak
 from nexus_ablate.comparison.verdict import INCONCLUSIVE, Counts, qualifiers, seeds_to_decide, sentence, word_of
@@ -222,7 +222,7 @@ def _table(
     seeds = sorted(base.runs)
     curve = loss_by_compute(base, budgets, seeds) if study is not None and study.worth else None
     endpoints = [
-        _with_margin(endpoint, base, curve) for endpoint in (study.endpoints if study else [Endpoint("val_loss")])
+        with_margin(endpoint, base, curve) for endpoint in (study.endpoints if study else [Endpoint("val_loss")])
     ]
     for arm in others:
         for seed in arm.runs.keys() - base.runs.keys():
@@ -245,7 +245,7 @@ def _table(
     return Table(name, study, tables[0], tables[1:], level, cells, conditions, [base, *others], left_out)
 
 
-def _with_margin(endpoint: Endpoint, base: Arm, curve: LossByCompute | None) -> Endpoint:
+def with_margin(endpoint: Endpoint, base: Arm, curve: LossByCompute | None) -> Endpoint:
     """The endpoint with its smallest difference that matters as a number, where there is one."""
     if endpoint.compute:
         if curve is None:
@@ -273,7 +273,7 @@ def _row(
     seeds, differences = [seed for seed, pair in zip(shared, is_pair, strict=True) if pair], differences[is_pair]
     broken = unfair(arm, conditions, endpoint)
     effect, lacking = None, ""
-    if not broken or broken == ["learned"]:
+    if not broken or broken == [LEARNED]:
         by_block, shares, lacking = _by_block(arm, base, seeds, endpoint)
         effect = paired_effect(differences, level, by_block=by_block, shares=shares)
     is_identical = _is_identical(arm, base)
