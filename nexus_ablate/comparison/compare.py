@@ -9,10 +9,18 @@ from pathlib import Path
 import numpy as np
 
 from nexus_ablate.comparison.arms import Arm, arms_of, baseline_of
-from nexus_ablate.comparison.fairness import LEARNED, Check, checks, is_early, text_check, unfair, unlike_machine
+from nexus_ablate.comparison.fairness import Check, checks, is_early, text_check, unfair, unlike_machine
 from nexus_ablate.comparison.read import LeftOut, read_folder
 from nexus_ablate.comparison.statistics import FEWEST_BLOCKS, LEVEL, Array, Effect, paired_effect, sidak
-from nexus_ablate.comparison.verdict import INCONCLUSIVE, Counts, qualifiers, seeds_to_decide, sentence, word_of
+from nexus_ablate.comparison.verdict import (
+    INCONCLUSIVE,
+    LEARNED,
+    Counts,
+    qualifiers,
+    seeds_to_decide,
+    sentence,
+    word_of,
+)
 from nexus_ablate.comparison.worth import LossByCompute, Worth, loss_by_compute, worth_of
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.runs.naming import BASELINE

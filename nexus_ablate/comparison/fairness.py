@@ -16,6 +16,7 @@ import numpy as np
 from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.read import LeftOut, Run
 from nexus_ablate.comparison.statistics import LEVEL, Array, Effect, t_quantile
+from nexus_ablate.comparison.verdict import LEARNED
 from nexus_ablate.console import several
 from nexus_ablate.errors import UserError, unknown
 from nexus_ablate.measure.regime import EARLY, has_learned
@@ -25,7 +26,6 @@ from nexus_ablate.study.endpoint import Endpoint, logits
 from nexus_ablate.study.study import Study
 
 PASS, WARN, FAIL, WAIVED = "PASS", "WARN", "FAIL", "WAIVED"
-LEARNED = "learned"
 TOLERANCE = {"tokens": 0.01, "params": 0.05, "flops": 0.05}
 """Relative differences from which an amount that arms must share is not shared."""
 MACHINE = ("device", "processor", "threads")

@@ -38,6 +38,8 @@ DIFFERENT = (BETTER, WORSE, LOWER, HIGHER)
 """Words of an interval that excludes 0."""
 WEIGHED = (*DIFFERENT, EQUIVALENT, INCONCLUSIVE, TOO_FEW_SEEDS)
 """Words of an interval."""
+LEARNED = "learned"
+"""The fairness condition that the baseline has learned something."""
 EXPLORATORY, EARLY = "exploratory", "early training"
 TOO_SMALL = "below the threshold that matters"
 MOST_ADVISED = 200
@@ -69,7 +71,7 @@ def word_of(endpoint: Endpoint, effect: Effect | None, counts: Counts, unfair: l
     Args:
         unfair: The fairness conditions that fail.
     """
-    if unfair and not (is_identical and unfair == ["learned"]):
+    if unfair and not (is_identical and unfair == [LEARNED]):
         return NOT_COMPARABLE
     if not counts.runs or not counts.base_runs:
         return INCOMPLETE
