@@ -81,7 +81,7 @@ def test_of_twenty_jobs_the_good_ones_finish_and_the_bad_ones_are_listed(
     requested, sweep = range(20), ",".join(map(str, range(20)))
     if launcher == "queue":
         base = [text for text in tiny_run("norm=trial", "train.steps=6") if text != "train.threads=1"]
-        arguments = ["study", "mine", f"vary.norm.part={sweep}", "seeds=[0]", *base, "--workers", "2"]
+        arguments = ["study", "mine", f"vary.norm.part={sweep}", "seeds=0-0", *base, "--workers", "2"]
     else:
         arguments = ["-m", *tiny_run("norm=trial", "train.steps=6"), f"norm.part={sweep}", *launched_by(launcher)]
     done = nexus(arguments, plugin, cwd=tmp_path)

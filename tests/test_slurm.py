@@ -540,7 +540,7 @@ def trials(cluster, tiny_run, tmp_path, monkeypatch):
         overrides = tiny_run("norm=trial", "train.steps=30")
 
         def study(self, *parts):
-            return ["study", "trials", f"vary.norm.part={','.join(map(str, parts))}", "seeds=[0]", *self.overrides]
+            return ["study", "trials", f"vary.norm.part={','.join(map(str, parts))}", "seeds=0-0", *self.overrides]
 
         def hold(self):
             """Let slow runs wait in a step until `Cluster.disturb`."""
@@ -606,7 +606,7 @@ def test_a_submitted_study_outlives_preemption_cancelling_and_a_failure(cluster,
 @pytest.mark.slow
 @WITH_SLURM
 @pytest.mark.parametrize(
-    "begins", [["study", "leaks", "vary.norm.fails=on", "seeds=[0]"], ["-m", "norm.fails=off,on"]], ids=["study", "-m"]
+    "begins", [["study", "leaks", "vary.norm.fails=on", "seeds=0-0"], ["-m", "norm.fails=off,on"]], ids=["study", "-m"]
 )
 def test_jobs_that_leak_and_fail_leave_no_secret_in_any_file(cluster, tiny_run, tmp_path, monkeypatch, begins):
     monkeypatch.setenv(PLUGINS, "")

@@ -131,7 +131,7 @@ def test_a_multirun_with_runs_that_fail_holds_no_secret(folder, leaking, launche
 def test_control_without_the_mask_they_are_everywhere(folder, leaking, launch):
     command = {
         "run": leaking("norm.fails=on"),
-        "study": ["study", "mine", "vary.norm.fails=on", "seeds=[0]", *leaking(), "--workers", "1"],
+        "study": ["study", "mine", "vary.norm.fails=on", "seeds=0-0", *leaking(), "--workers", "1"],
     }.get(launch, ["-m", *leaking("norm.fails=on", f"hydra/launcher={launch}")])
     if launch == "joblib":
         pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
