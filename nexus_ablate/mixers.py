@@ -47,12 +47,12 @@ class MultiHead(Mixer):
         resolved, self.layer = config.resolved, geometry.layer
         D, HD, GD = geometry.d_model, geometry.n_heads * d, geometry.n_kv_heads * d
         self.head_dim = d
-        self.qk_norm = QK_NORM.build(resolved.qk_norm, geometry)
+        self.qk_norm = QK_NORM.build_at(self.layer, resolved.qk_norm, geometry)
         self.core = AttentionCore(config, geometry, self.qk_norm.scale, parts.score_factor)
         self.core.norm_placed = self.qk_norm.forward if self.qk_norm.after_rotation else None
-        self.gate = GATE.build(config.gate, geometry)
+        self.gate = GATE.build_at(self.layer, config.gate, geometry)
         self.gated = self.gate.site != "none"
-        self.values = VALUE.build(config.value, geometry)
+        self.values = VALUE.build_at(self.layer, config.value, geometry)
         self.conv_in, self.conv_query = parts.conv("attn_in", D), parts.conv("qkv", HD)
         self.conv_key, self.conv_value = parts.conv("qkv", GD), parts.conv("qkv", GD)
         # A key bias b adds q.b to every score of a query. Softmax ignores that unless it differs between keys.
@@ -136,7 +136,7 @@ class DifferentialAttention(MultiHead):
         geometry = parts.geometry
         pairs = replace(geometry, n_heads=geometry.n_heads // 2, head_dim=2 * geometry.head_dim)
         if self.gate.site == "sdpa":
-            self.gate = GATE.build(parts.config.gate, pairs)
+            self.gate = GATE.build_at(self.layer, parts.config.gate, pairs)
         published = 0.8 - 0.6 * math.exp(-0.3 * self.layer)
         self.lambda_start = published if lambda_start == "auto" else float(lambda_start)
         vectors = [nn.Parameter(torch.empty(geometry.head_dim)) for _ in range(4)]

@@ -18,7 +18,7 @@ from nexus_ablate.axes.conv import CONV
 from nexus_ablate.axes.ffn import FFN, FFNParts
 from nexus_ablate.axes.head import HEAD
 from nexus_ablate.axes.init import BRANCH_OUTPUTS, INIT, initialise
-from nexus_ablate.axes.mixer import MIXER, MixerParts
+from nexus_ablate.axes.mixer import MixerParts, mixer_at
 from nexus_ablate.axes.modules import Geometry, Linear, Site, Table, parameter_roles
 from nexus_ablate.axes.norm import NORM
 from nexus_ablate.axes.param import PARAM
@@ -63,15 +63,15 @@ class GPT(nn.Module):
             rotates = self.position_at(layer).turns_keys(layer)
             site_norm = partial(norm, layer=layer)
             sizes = geometry.at(layer)
-            conv = partial(CONV.build, config.conv, sizes)
+            conv = partial(CONV.build_at, layer, config.conv, sizes)
             parts = MixerParts(config, sizes, rotates, inner, self.param.scores, site_norm, conv)
-            return MIXER.build(config.mixer, parts)
+            return mixer_at(layer, config.mixer, parts)
 
         def ffn(layer: int, inner_norm: bool) -> nn.Module:
             inner = norm("ffn_inner", geometry.d_ff, layer) if inner_norm else nn.Identity()
             sizes = geometry.at(layer)
-            conv = partial(CONV.build, config.conv, sizes)
-            return FFN.build(config.ffn, FFNParts(sizes, resolved.ffn_bias, model.dropout, inner, conv))
+            conv = partial(CONV.build_at, layer, config.conv, sizes)
+            return FFN.build_at(layer, config.ffn, FFNParts(sizes, resolved.ffn_bias, model.dropout, inner, conv))
 
         self.geometry = geometry
         self.param = param = PARAM.build(config.param, geometry)

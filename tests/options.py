@@ -8,6 +8,7 @@ from importlib.util import find_spec
 
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.options import AXES, option_files
+from nexus_ablate.config.rules import READ_BY_MIXERS
 
 STARTS = (("init", "auto"), ("init", "checkpoint"))
 """A meaning taken from other options, and weights read from a run: they draw nothing by themselves."""
@@ -37,13 +38,19 @@ def settings(axis: str, name: str) -> set[str]:
 def refused(one: tuple[str, str], other: tuple[str, str]) -> bool:
     """Whether either option's file refuses the other, or a key of it as its YAML sets it."""
 
+    def unread(mixer: tuple[str, str], axis: str, name: str) -> bool:
+        reads = option_files("mixer")[mixer[1]].reads if mixer[0] == "mixer" else ["all"]
+        return axis in READ_BY_MIXERS.keys() - {*reads} and "all" not in reads and name not in READ_BY_MIXERS[axis]
+
     def lacking(axis: str, name: str, rule: str) -> bool:
         key = rule.partition("=")[0]
         wishes = {axis: name} | option_files(axis)[name].prescribes
         return key in wishes and f"{key}={show(wishes[key])}" not in rule.split()
 
     return any(
-        settings(*b) & (file := option_files(a[0])[a[1]]).refuses.keys() or any(lacking(*b, rule) for rule in file.only)
+        settings(*b) & (file := option_files(a[0])[a[1]]).refuses.keys()
+        or any(lacking(*b, rule) for rule in file.only)
+        or unread(a, *b)
         for a, b in ((one, other), (other, one))
     )
 
