@@ -40,7 +40,10 @@ def refused(one: tuple[str, str], other: tuple[str, str]) -> bool:
 
     def unread(mixer: tuple[str, str], axis: str, name: str) -> bool:
         reads = option_files("mixer")[mixer[1]].reads if mixer[0] == "mixer" else ["all"]
-        return axis in READ_BY_MIXERS.keys() - {*reads} and "all" not in reads and name not in READ_BY_MIXERS[axis]
+        keys = {f"{axis}.{key}": spec.default for key, spec in option_files(axis)[name].keys.items()}
+        wishes = {axis: name} | keys | option_files(axis)[name].prescribes
+        ignored = set() if "all" in reads else wishes.keys() & READ_BY_MIXERS.keys() - {*reads}
+        return any(show(wishes[key]) not in READ_BY_MIXERS[key] for key in ignored)
 
     def lacking(axis: str, name: str, rule: str) -> bool:
         key = rule.partition("=")[0]

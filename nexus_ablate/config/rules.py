@@ -250,6 +250,8 @@ def apply_rules(config: RunConfig, resolved: Resolved, chosen: dict[str, OptionF
         if option.plugin:
             check_settings(option)
         numbers = {**sizes, **keys}
+        if "layers" in keys:
+            numbers["layers"] = config.model.n_layers if keys["layers"] == "all" else len(keys["layers"])
         for rule, text in option.refuses.items():
             if holds(rule, settings, numbers):
                 reason, _, fix = text.partition("; try: ")
