@@ -18,7 +18,7 @@ NEEDS = {"attention=additive": " position=alibi", "attention=luong_concat": " po
 """What the default refuses, and the further override with which it is accepted."""
 
 OF_PYTORCH = [name for name, option in option_files("optim").items() if not option.needs]
-"""The optimizers that PyTorch has."""
+"""The optimizers that need no package besides PyTorch."""
 OPTIMIZERS = [name for name, option in option_files("optim").items() if all(map(find_spec, option.needs))]
 """Those and what this installation has besides."""
 

@@ -95,13 +95,14 @@ COMMON_KEYS = {
         "clip": "off | float (0, inf); largest global gradient norm",
         "decay_mode": "coupled | independent; weight decay times the learning rate, "
         "or times its schedule alone (peak 1)",
+        "cautious_decay": "on | off; weight decay only where the step moves the weight towards 0 too, arXiv:2510.12402",
         "groups": f"{BY_ROLE}; on the learning rate and weight decay of a role: [embedding:lr:0.1,head:weight_decay:0]",
     },
 }
 """Keys that every option of a group has, with constraint and meaning; the YAML only has their values."""
 
 LATER: dict[str, dict[str, Any]] = {
-    "optim": {"decay_mode": "coupled", "groups": []},
+    "optim": {"decay_mode": "coupled", "cautious_decay": False, "groups": []},
     "param": {"name": "sp"},
     "mixer": {"name": "attention", "layers": "all"},
     "ffn": {"layers": "all"},

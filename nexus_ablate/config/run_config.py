@@ -65,6 +65,7 @@ class Schedule:
     cooldown: float
     clip: float | str
     decay_mode: str
+    cautious_decay: bool
     groups: list[str]
 
     @classmethod

@@ -80,7 +80,8 @@ def unused_keys(config: RunConfig) -> dict[str, str]:
     if schedule == "constant":
         unused["optim.final_lr"] = "optim.schedule=constant keeps the peak rate"
     if not config.weight_decay:
-        unused |= dict.fromkeys(("optim.decay", "optim.decay_mode"), "weight_decay=0 decays nothing")
+        decay = ("optim.decay", "optim.decay_mode", "optim.cautious_decay")
+        unused |= dict.fromkeys(decay, "weight_decay=0 decays nothing")
     if tokenizer != "bpe":
         unused["data.bpe_vocab"] = f"data.tokenizer={tokenizer} is not trained"
     if config.normalizer.keys.get("gamma") != "auto":

@@ -28,7 +28,7 @@ from nexus_ablate.axes.placement import PLACEMENT
 from nexus_ablate.axes.position import POSITION
 from nexus_ablate.axes.qk_norm import QK_NORM
 from nexus_ablate.config.compose import differences
-from nexus_ablate.config.options import AXES, Option, OptionFile, at_layer, option_files
+from nexus_ablate.config.options import AXES, IN_OTHER_LAYERS, Option, OptionFile, at_layer, option_files
 from nexus_ablate.config.rules import READ_BY_MIXERS, readers
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.measure.counts import flops_by_module, parameters
@@ -126,7 +126,10 @@ def equations(config: RunConfig, model: GPT) -> list[Facts]:
         if axis in READ_BY_MIXERS and not readers(config, axis):
             continue
         lines, keys = file.equation or [file.summary], option.keys | switches.get(axis, {})
-        keys = {key: value for key, value in keys.items() if (key, value) != ("layers", "all")}
+        if keys.get("layers") == "all":
+            del keys["layers"]
+        elif "layers" in keys:
+            lines = [*lines, f"the other layers have {axis}={IN_OTHER_LAYERS[axis]}"]
         parts.append({"of": f"{axis}={option.name}", "lines": lines, "keys": keys})
     ends = ("tie_embeddings", "head_bias", "logit_scale", "final_softcap", "z_loss")
     return [*parts, {"of": "head", "lines": last, "keys": {key: getattr(config, key) for key in ends}}]
