@@ -121,7 +121,7 @@ from nexus_ablate.axes.placement import PLACEMENT, Block
 class Sphere(Block):
     def __init__(self, parts, *, step):
         super().__init__(parts)
-        self.a, self.b = (nn.Parameter(torch.full((parts.d_model,), step)) for _ in range(2))
+        self.a, self.b = (nn.Parameter(torch.full((parts.geometry.d_model,), step)) for _ in range(2))
 
     def moved(self, x, branch, step):
         x = F.normalize(x, dim=-1)
