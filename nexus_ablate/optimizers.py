@@ -20,7 +20,7 @@ from nexus_ablate.config.options import Option, Registry
 from nexus_ablate.config.roles import DECAYED, SMALL_MAP, is_matrix
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.kernels.adamw import AdamW as AdamWSteps
-from nexus_ablate.kernels.normuon import NorMuon as NorMuonSteps
+from nexus_ablate.kernels.normuon import NorMuonSteps
 
 OPTIM: Registry[Optimizer] = Registry("optim")
 

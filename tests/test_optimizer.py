@@ -283,7 +283,7 @@ def test_normuon_is_the_paper_s_algorithm_written_out_in_float64(monkeypatch, sh
     """Li et al. 2025, arXiv:2510.05491, Alg. 1, with the iterations in float64 too."""
     monkeypatch.setattr(normuon, "PRECISION", torch.float64)
     weight = torch.nn.Parameter(draw(*shape).double())
-    steps = normuon.NorMuon([{"params": [weight], "weight_decay": 0.1}], 0.02, 0.95, nesterov, 5, 0.9)
+    steps = normuon.NorMuonSteps([{"params": [weight], "weight_decay": 0.1}], 0.02, 0.95, nesterov, 5, 0.9)
     x, momentum, v = weight.detach().clone(), torch.zeros(shape).double(), torch.zeros(shape[0]).double()
     for t in range(4):
         gradient = draw(*shape, seed=t + 1).double()
@@ -310,7 +310,7 @@ def test_normuon_in_bfloat16_is_near_its_float64_and_its_updates_have_the_rms_of
     assert (rounded - exact).norm() < 0.03 * exact.norm()
     weight = torch.nn.Parameter(torch.zeros(24, 16))
     weight.grad = matrix
-    normuon.NorMuon([{"params": [weight], "weight_decay": 0.1}], 0.01, 0.95, True, 5, 0.95).step()
+    normuon.NorMuonSteps([{"params": [weight], "weight_decay": 0.1}], 0.01, 0.95, True, 5, 0.95).step()
     assert weight.detach().square().mean().sqrt().item() == pytest.approx(0.002, rel=1e-5)
 
 

@@ -18,7 +18,7 @@ RMS = 0.2
 """Of an update over its learning rate: about that of AdamW's. Liu et al. 2025, arXiv:2502.16982, section 2.2."""
 
 
-class NorMuon:
+class NorMuonSteps:
     """NorMuon for matrices. Li et al. 2025, arXiv:2510.05491, Alg. 1.
 
     Attributes:

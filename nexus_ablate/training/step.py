@@ -392,7 +392,7 @@ class Objective(nn.Module):
         self.model = step.model
         self._losses = lambda inputs, targets: step.compute(inputs, targets)  # which `compile` replaces
 
-    def forward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, inputs: Tensor, targets: Tensor) -> tuple[Any, ...]:
         return self._losses(inputs, targets)
 
 
