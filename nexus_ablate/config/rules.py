@@ -178,9 +178,9 @@ def check_graphs(device: str) -> None:
 
 def readers(config: RunConfig, key: str) -> set[int]:
     """The layers whose mixer reads one of `READ_BY_MIXERS`."""
-    layers = set()
+    layers, files = set(), option_files("mixer")
     for layer in range(config.model.n_layers):
-        reads = option_files("mixer")[at_layer("mixer", config.mixer, layer).name].reads
+        reads = files[at_layer("mixer", config.mixer, layer).name].reads
         if key in reads or "all" in reads:
             layers.add(layer)
     return layers
