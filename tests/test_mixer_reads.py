@@ -172,3 +172,41 @@ def test_a_layer_has_the_mixer_that_the_list_says(average, tiny):
     model = build_model(tiny("mixer=average", "mixer.layers=[1]", "model.n_layers=3"), 11)
     assert [type(block.attn).__name__ for block in model.blocks] == ["Attention", "Average", "Attention"]
     assert torch.isfinite(model(TOKENS)).all()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ("ffn=gelu ffn.layers=[]", "at least one layer"),
+        ("ffn=gelu ffn.layers=[1,1]", "each once"),
+        ("ffn=gelu ffn.layers=[2]", "there is no layer 2"),
+        ("ffn=gelu ffn.layers=[0,1]", "lists every layer"),
+        ("ffn=swiglu ffn.layers=[0]", "the other layers have ffn=swiglu too"),
+        ("gate.layers=[0]", "the other layers have gate=none too"),
+    ],
+)
+def test_a_list_of_layers_that_says_nothing_is_refused_in_three_lines(tiny, overrides, says):
+    with pytest.raises(ConfigError, match=says) as refused:
+        tiny(*overrides.split())
+    assert len(str(refused.value).splitlines()) == 3
+
+
+def test_the_order_of_a_list_of_layers_is_no_other_run(tiny):
+    first, second = (tiny("ffn=gelu", "model.n_layers=3", f"ffn.layers={layers}") for layers in ("[0,2]", "[2,0]"))
+    assert first.science() == second.science() != tiny("ffn=gelu", "model.n_layers=3").science()
+
+
+def test_a_value_residual_begins_in_the_first_of_its_layers(tiny):
+    """Layer 1 leaves its values, and layer 2 alone adds them."""
+    model = build_model(tiny("value=residual", "value.learned=on", "value.layers=[1,2]", "model.n_layers=3"), 11)
+    learned = [name for name, _ in model.named_parameters() if name.endswith("values.factors")]
+    assert learned == ["blocks.2.attn.values.factors"] and torch.isfinite(model(TOKENS)).all()
+
+
+def test_layers_of_a_mixture_of_experts_are_between_dense_ones(tiny):
+    config = tiny("ffn=moe", "ffn.layers=[1]", "model.n_layers=3", "train.activation_checkpointing=on")
+    model = build_model(config, 11)
+    assert [type(block.ffn).__name__ for block in model.blocks] == ["SwiGLU", "MixtureOfExperts", "SwiGLU"]
+    context = model.context(TOKENS)
+    model.hidden(TOKENS, context)
+    assert len(context.figures["router_entropy"]) == 1
