@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -78,8 +79,10 @@ def average(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def test_there_is_a_setting_here_for_every_key_that_acts_through_mixers_alone():
-    assert SET.keys() == READ_BY_MIXERS.keys()
+def test_there_is_a_setting_here_for_every_key_that_acts_through_mixers_alone_and_the_page_names_it():
+    page = Path(__file__).resolve().parents[1].joinpath("docs", "adding_an_option.md").read_text(encoding="utf-8")
+    (listed,) = re.findall(r"act through mixers alone: `([^`]*)`", page)
+    assert SET.keys() == READ_BY_MIXERS.keys() == set(listed.split())
 
 
 @pytest.mark.parametrize("key", SET)
