@@ -1,9 +1,10 @@
-"""The options of the mixer axis: multi-head causal self-attention in the same order of steps for all options.
+"""The options of the mixer axis. Those that attend have the same order of steps, in `MultiHead`.
 
 Project, clip, norm q, k (and v), gate them, apply the score's map and positions, attend (attention_core.py), gate,
 inner norm, output projection, gate. No option of another axis is named here.
 
-Shape letters: B batch, T queries, S keys, D d_model, H query heads, G key/value heads, d head width, w value width.
+Shape letters: B batch, T queries, S keys, D d_model, H query heads, G key/value heads, d head width, k key width, w
+value width.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from torch.nn import functional as F
 
 from nexus_ablate.attention_core import AttentionCore
 from nexus_ablate.axes.context import Context
+from nexus_ablate.axes.conv import ShortConv
 from nexus_ablate.axes.gate import GATE
 from nexus_ablate.axes.mixer import MIXER, Mixer, MixerParts
 from nexus_ablate.axes.modules import Linear
 from nexus_ablate.axes.qk_norm import QK_NORM
 from nexus_ablate.axes.value import VALUE
+from nexus_ablate.kernels.delta import gated_delta_rule
 from nexus_ablate.kernels.linear import shared
 
 
@@ -47,12 +50,12 @@ class MultiHead(Mixer):
         resolved, self.layer = config.resolved, geometry.layer
         D, HD, GD = geometry.d_model, geometry.n_heads * d, geometry.n_kv_heads * d
         self.head_dim = d
-        self.qk_norm = QK_NORM.build(resolved.qk_norm, geometry)
+        self.qk_norm = QK_NORM.build_at(self.layer, resolved.qk_norm, geometry)
         self.core = AttentionCore(config, geometry, self.qk_norm.scale, parts.score_factor)
         self.core.norm_placed = self.qk_norm.forward if self.qk_norm.after_rotation else None
-        self.gate = GATE.build(config.gate, geometry)
+        self.gate = GATE.build_at(self.layer, config.gate, geometry)
         self.gated = self.gate.site != "none"
-        self.values = VALUE.build(config.value, geometry)
+        self.values = VALUE.build_at(self.layer, config.value, geometry)
         self.conv_in, self.conv_query = parts.conv("attn_in", D), parts.conv("qkv", HD)
         self.conv_key, self.conv_value = parts.conv("qkv", GD), parts.conv("qkv", GD)
         # A key bias b adds q.b to every score of a query. Softmax ignores that unless it differs between keys.
@@ -136,7 +139,7 @@ class DifferentialAttention(MultiHead):
         geometry = parts.geometry
         pairs = replace(geometry, n_heads=geometry.n_heads // 2, head_dim=2 * geometry.head_dim)
         if self.gate.site == "sdpa":
-            self.gate = GATE.build(parts.config.gate, pairs)
+            self.gate = GATE.build_at(self.layer, parts.config.gate, pairs)
         published = 0.8 - 0.6 * math.exp(-0.3 * self.layer)
         self.lambda_start = published if lambda_start == "auto" else float(lambda_start)
         vectors = [nn.Parameter(torch.empty(geometry.head_dim)) for _ in range(4)]
@@ -155,3 +158,54 @@ class DifferentialAttention(MultiHead):
         out_BPTw = out_BHTw[:, ::2] - self.difference().to(out_BHTw.dtype) * out_BHTw[:, 1::2]
         normed_BPTw = F.rms_norm(out_BPTw.float(), out_BPTw.shape[-1:], self.pair_gain, self.eps)
         return ((1 - self.lambda_start) * normed_BPTw).to(out_BHTw.dtype).transpose(1, 2)
+
+
+@MIXER.register("gated_delta")
+class GatedDelta(Mixer):
+    """o_t = S_t q_t, S_t = a_t S_(t-1) (I - b_t k_t k_t') + b_t v_t k_t'. Yang et al. 2024, arXiv:2412.06464.
+
+    Convolutions, gates, norm and sizes (6 d_model^2 parameters) are those of the authors' code (NVlabs/GatedDeltaNet,
+    lit_gpt/gated_delta_net.py), but b has no bias, as in fla (fla/layers/gated_deltanet.py). Both draw A from U(0, 16)
+    and softplus(d) log-uniformly from 0.001 to 0.1. Here the heads have the points of a Fibonacci lattice in that
+    rectangle, the same for every seed.
+    """
+
+    def __init__(self, parts: MixerParts, *, expand_k: float, expand_v: float, kernel: int, eps: float) -> None:
+        super().__init__()
+        D, self.heads, self.eps = parts.geometry.d_model, parts.geometry.n_heads, eps
+        K, V = round(expand_k * D), round(expand_v * D)
+        self.query, self.key = Linear(D, K, False, role="query"), Linear(D, K, False, role="key")
+        self.value, self.gate = Linear(D, V, False, role="value"), Linear(D, V, False, role="gate")
+        self.decay, self.strength = Linear(D, self.heads, False, role="gate"), Linear(D, self.heads, False, role="gate")
+        self.conv_query, self.conv_key = ShortConv(K, kernel), ShortConv(K, kernel)
+        self.conv_value = ShortConv(V, kernel)
+        head_H = torch.arange(self.heads)
+        rate_H = 16 * (head_H + 0.5) / self.heads
+        step_H = 0.001 * 100 ** (head_H * (5**0.5 - 1) / 2 % 1)
+        self.log_rate_H = nn.Parameter(rate_H.log())
+        self.step_H = nn.Parameter(step_H.expm1().log())  # the inverse of softplus
+        self.head_gain = nn.Parameter(torch.ones(V // self.heads))
+        self.out = Linear(V, D, False, role="attn_out")
+        self.dropout = nn.Dropout(parts.config.model.dropout)
+
+    def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
+        q_BHTk, k_BHTk, v_BHTw = (
+            conv(project(x_BTD)).unflatten(2, (self.heads, -1)).transpose(1, 2).float()
+            for project, conv in (
+                (self.query, self.conv_query),
+                (self.key, self.conv_key),
+                (self.value, self.conv_value),
+            )
+        )
+        q_BHTk, k_BHTk = unit(q_BHTk) * q_BHTk.shape[-1] ** -0.5, unit(k_BHTk)
+        beta_BHT = self.strength(x_BTD).float().sigmoid().mT
+        log_decay_BHT = -(self.log_rate_H.exp() * F.softplus(self.decay(x_BTD).float() + self.step_H)).mT
+        out_BHTw = gated_delta_rule(q_BHTk, k_BHTk, v_BHTw, log_decay_BHT, beta_BHT)
+        normed_BHTw = F.rms_norm(out_BHTw, out_BHTw.shape[-1:], self.head_gain, self.eps)
+        gated_BTV = normed_BHTw.transpose(1, 2).flatten(2).to(x_BTD.dtype) * F.silu(self.gate(x_BTD))
+        return self.dropout(self.out(gated_BTV))
+
+
+def unit(x: Tensor) -> Tensor:
+    """Vectors of length 1, with the eps of the authors' code."""
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)

@@ -5,6 +5,7 @@ Shape letters: B batch, T time, D d_model, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ from nexus_ablate.axes.conv import CONV
 from nexus_ablate.axes.ffn import FFN, FFNParts
 from nexus_ablate.axes.head import HEAD
 from nexus_ablate.axes.init import BRANCH_OUTPUTS, INIT, initialise
-from nexus_ablate.axes.mixer import MIXER, MixerParts
+from nexus_ablate.axes.mixer import MixerParts, mixer_at
 from nexus_ablate.axes.modules import Geometry, Linear, Site, Table, parameter_roles
 from nexus_ablate.axes.norm import NORM
 from nexus_ablate.axes.param import PARAM
@@ -63,15 +64,15 @@ class GPT(nn.Module):
             rotates = self.position_at(layer).turns_keys(layer)
             site_norm = partial(norm, layer=layer)
             sizes = geometry.at(layer)
-            conv = partial(CONV.build, config.conv, sizes)
+            conv = partial(CONV.build_at, layer, config.conv, sizes)
             parts = MixerParts(config, sizes, rotates, inner, self.param.scores, site_norm, conv)
-            return MIXER.build(config.mixer, parts)
+            return mixer_at(layer, config.mixer, parts)
 
         def ffn(layer: int, inner_norm: bool) -> nn.Module:
             inner = norm("ffn_inner", geometry.d_ff, layer) if inner_norm else nn.Identity()
             sizes = geometry.at(layer)
-            conv = partial(CONV.build, config.conv, sizes)
-            return FFN.build(config.ffn, FFNParts(sizes, resolved.ffn_bias, model.dropout, inner, conv))
+            conv = partial(CONV.build_at, layer, config.conv, sizes)
+            return FFN.build_at(layer, config.ffn, FFNParts(sizes, resolved.ffn_bias, model.dropout, inner, conv))
 
         self.geometry = geometry
         self.param = param = PARAM.build(config.param, geometry)
@@ -91,7 +92,7 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList()
         for layer in range(model.n_layers):
             branches = partial(mixer, layer), partial(ffn, layer)
-            parts = Parts(*branches, partial(norm, layer=layer), model.d_model, layer, model.n_layers)
+            parts = Parts(*branches, partial(norm, layer=layer), geometry.at(layer), layer)
             self.blocks.append(PLACEMENT.build(config.placement, parts))
         self.final_norm = norm("final") if resolved.final_norm else nn.Identity()
         scale = None if config.logit_scale == "off" else config.logit_scale
@@ -114,6 +115,13 @@ class GPT(nn.Module):
         if self.param.constrains:
             roles = parameter_roles(self)
             self.param.constrain((roles[name], weight.data) for name, weight in self.named_parameters())
+
+    @torch.no_grad()
+    def update_state(self, sums: Mapping[str, Tensor]) -> None:
+        """Call the `after_step` of every module that has one, with what the step's passes summed up."""
+        for module in self.modules():
+            if after_step := getattr(module, "after_step", None):
+                after_step(sums)
 
     @property
     def head_weight(self) -> Tensor:
@@ -156,8 +164,8 @@ class GPT(nn.Module):
                 context.take(*added)
             else:
                 stream = block(stream, context)
-        x_BTD = self.blocks[-1].leave(stream, self.final_norm)  # type: ignore[reportCallIssue]
-        return self.head.rows(self.project_out(x_BTD if self.sink is None else x_BTD[:, 1:]))
+        x_BTD = self.blocks[-1].leave(stream, self.final_norm, context)  # type: ignore[reportCallIssue]
+        return self.head.rows(self.project_out(x_BTD if self.sink is None else x_BTD[:, 1:]), context)
 
     def _scaled(self, x_BTD: Tensor) -> Tensor:
         if self.embed_scale is not None:
@@ -169,7 +177,7 @@ def _recomputed(block: nn.Module, stream: Any, context: Context) -> tuple[Any, .
     """A block's stream, and what it added to the context: a recomputation must not add it a second time."""
     context = context.for_one_block()
     stream = block(stream, context)
-    return stream, context.store, context.losses, context.figures
+    return stream, context.store, context.losses, context.figures, context.sums
 
 
 def nope_layers(config: RunConfig) -> frozenset[int]:

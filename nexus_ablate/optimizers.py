@@ -20,6 +20,7 @@ from nexus_ablate.config.options import Option, Registry
 from nexus_ablate.config.roles import DECAYED, SMALL_MAP, is_matrix
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.kernels.adamw import AdamW as AdamWSteps
+from nexus_ablate.kernels.normuon import NorMuonSteps
 
 OPTIM: Registry[Optimizer] = Registry("optim")
 
@@ -56,6 +57,7 @@ class Optimizer:
 
     def __init__(self, parameters: list[Parameter], *parts: Any) -> None:
         self.parameters, self.parts = parameters, parts
+        self.found_inf: Tensor | None = None
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -69,6 +71,7 @@ class Optimizer:
 
     def skip_where(self, found_inf: Tensor) -> None:
         """Skip steps at which this scalar on the device is 1."""
+        self.found_inf = found_inf
         for part in self.parts:
             part.found_inf = found_inf
 
@@ -76,10 +79,28 @@ class Optimizer:
         for group in self.param_groups:
             group["lr"] = lr * group.get("lr_factor", 1.0)
 
+    def decay_cautiously(self) -> None:
+        """Take the weight decay out of the parts' steps; from now on `step` decays a weight that moves towards 0 alone.
+
+        w <- w - lr (u + weight_decay [u w >= 0] w), u the part's step over the learning rate. Chen et al. 2025,
+        arXiv:2510.12402.
+        """
+        for group in self.param_groups:
+            group["cautious_decay"], group["weight_decay"] = group["weight_decay"], 0.0
+
+    @torch.no_grad()
     def step(self) -> None:
         """One step of every parameter that has a gradient."""
+        cautious = [group for group in self.param_groups if group.get("cautious_decay")]
+        before = [[(p, p.clone()) for p in group["params"] if p.grad is not None] for group in cautious]
         for part in self.parts:
             part.step()
+        for group, weights in zip(cautious, before, strict=True):
+            for weight, start in weights:
+                towards_0 = (start - weight) * start >= 0
+                if self.found_inf is not None:
+                    towards_0 = towards_0 & (self.found_inf == 0)
+                weight.sub_(torch.where(towards_0, start, 0.0), alpha=group["lr"] * group["cautious_decay"])
 
     def zero_grad(self) -> None:
         """Free the gradients."""
@@ -176,6 +197,37 @@ class Muon(Optimizer):
         super().__init__(
             parameters, matrices, AdamWSteps([*groups_by_decay(others, eps)], lr, (beta1, beta2), eps, fused)
         )
+
+
+@OPTIM.register("normuon")
+class NorMuon(Optimizer):
+    """NorMuon on the matrices of the blocks, AdamW on everything else: kernels/normuon.py. Li et al., arXiv:2510.05491.
+
+    The size of an update is that of the paper's Algorithm 1, 0.2 RMS, so that learning rate and weight decay carry over
+    from AdamW. Nesterov's momentum and row_beta are those of the authors' code (zichongli5/NorMuon, normuon.py).
+    """
+
+    state_bytes = 4
+
+    def __init__(
+        self,
+        parameters: list[Parameter],
+        lr: float,
+        fused: bool,
+        *,
+        momentum: float,
+        nesterov: bool,
+        ns_steps: int,
+        row_beta: float,
+        beta1: float,
+        beta2: float,
+        eps: float,
+    ) -> None:
+        hidden = [p for p in parameters if is_hidden_matrix(p)]
+        others = [p for p in parameters if not is_hidden_matrix(p)]
+        matrices = NorMuonSteps([*groups_by_decay(hidden)], lr, momentum, nesterov, ns_steps, row_beta)
+        rest = AdamWSteps([*groups_by_decay(others, eps)], lr, (beta1, beta2), eps, fused)
+        super().__init__(parameters, matrices, rest)
 
 
 def is_hidden_matrix(parameter: Parameter) -> bool:
@@ -304,7 +356,10 @@ def build_optimizer(model: nn.Module, option: Option, weight_decay: float, fused
         weight_decay: The decay of those roles.
         fused: Whether AdamW uses the fused kernel or the written-out form.
     """
-    return OPTIM.build(option, parameters_of(model, option, weight_decay), option.keys["lr"], fused)
+    optimizer = OPTIM.build(option, parameters_of(model, option, weight_decay), option.keys["lr"], fused)
+    if option.keys["cautious_decay"]:
+        optimizer.decay_cautiously()
+    return optimizer
 
 
 def parameters_of(model: nn.Module, option: Option, weight_decay: float) -> list[Parameter]:

@@ -116,6 +116,7 @@ def _changes(config: RunConfig, seed: int, steps: int) -> dict[str, float]:
         torch.stack(parts).sum().backward()
         optimizer.step()
         model.constrain()
+        model.update_state(context.sums)
     last = _outputs(model, inputs)
     return {name: float((last[name] - first[name]).square().mean().sqrt()) for name in first}
 

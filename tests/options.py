@@ -8,6 +8,7 @@ from importlib.util import find_spec
 
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.options import AXES, option_files
+from nexus_ablate.config.rules import READ_BY_MIXERS
 
 STARTS = (("init", "auto"), ("init", "checkpoint"))
 """A meaning taken from other options, and weights read from a run: they draw nothing by themselves."""
@@ -17,7 +18,7 @@ NEEDS = {"attention=additive": " position=alibi", "attention=luong_concat": " po
 """What the default refuses, and the further override with which it is accepted."""
 
 OF_PYTORCH = [name for name, option in option_files("optim").items() if not option.needs]
-"""The optimizers that PyTorch has."""
+"""The optimizers that need no package besides PyTorch."""
 OPTIMIZERS = [name for name, option in option_files("optim").items() if all(map(find_spec, option.needs))]
 """Those and what this installation has besides."""
 
@@ -37,13 +38,22 @@ def settings(axis: str, name: str) -> set[str]:
 def refused(one: tuple[str, str], other: tuple[str, str]) -> bool:
     """Whether either option's file refuses the other, or a key of it as its YAML sets it."""
 
+    def unread(mixer: tuple[str, str], axis: str, name: str) -> bool:
+        reads = option_files("mixer")[mixer[1]].reads if mixer[0] == "mixer" else ["all"]
+        keys = {f"{axis}.{key}": spec.default for key, spec in option_files(axis)[name].keys.items()}
+        wishes = {axis: name} | keys | option_files(axis)[name].prescribes
+        ignored = set() if "all" in reads else wishes.keys() & READ_BY_MIXERS.keys() - {*reads}
+        return any(show(wishes[key]) not in READ_BY_MIXERS[key] for key in ignored)
+
     def lacking(axis: str, name: str, rule: str) -> bool:
         key = rule.partition("=")[0]
         wishes = {axis: name} | option_files(axis)[name].prescribes
         return key in wishes and f"{key}={show(wishes[key])}" not in rule.split()
 
     return any(
-        settings(*b) & (file := option_files(a[0])[a[1]]).refuses.keys() or any(lacking(*b, rule) for rule in file.only)
+        settings(*b) & (file := option_files(a[0])[a[1]]).refuses.keys()
+        or any(lacking(*b, rule) for rule in file.only)
+        or unread(a, *b)
         for a, b in ((one, other), (other, one))
     )
 

@@ -23,7 +23,7 @@ from nexus_ablate.training.step import Step
 ROWS = np.zeros((2, 9), np.int64)
 KEYS = ["z_loss=1e-3", "attn_softcap=5", "final_softcap=5", "window=4", "kv_bias=key_value", "sink_token=on"]
 KEYS += ["model.dropout=0.1", "n_kv_heads=1", "train.loss=chunked", "train.optimizer=plain", "tie_embeddings=off"]
-KEYS += ["train.precision=fp32", "train.activation_checkpointing=on"]
+KEYS += ["train.precision=fp32", "train.activation_checkpointing=on", "optim.cautious_decay=on"]
 FEW = ["position=alibi", "normalizer=sink", "norm=layer", "train.loss=chunked", "train.optimizer=plain"]
 
 
@@ -84,7 +84,7 @@ def test_every_option_stays_on_the_gpu_and_waits_for_nothing(on_gpu, override):
     assert on_gpu(*override.split()).device.type == "cuda"
 
 
-@pytest.mark.parametrize("optimizer", ["muon", "adafactor"])
+@pytest.mark.parametrize("optimizer", ["muon", "normuon", "adafactor"])
 def test_the_optimizers_of_pytorch_that_cannot_skip_a_step_wait_for_its_numbers(on_gpu, optimizer):
     with pytest.raises(DataDependentOutputException):
         on_gpu(f"optim={optimizer}")

@@ -79,7 +79,7 @@ def test_several_processes_are_one_process_at_the_same_global_batch(
     assert (many.summary["world_size"], many.env["world_size"], one.summary["world_size"]) == (size, size, 1)
     difference = furthest(many, one)
     # Muon orthogonalizes in bfloat16, which rounds gradients that differ in the last digit apart.
-    assert difference < (2e-2 if optimizer == "muon" else SAME)
+    assert difference < (2e-2 if "muon" in optimizer else SAME)
     assert said.count("saved to") == 1  # the first process alone speaks
     counted(f"{size} processes, {steps} steps: at most {difference:.1e} relative")
 

@@ -185,7 +185,8 @@ def read_token_by_token(model, tokens_T, window, kept):
         stream = model.blocks[0].enter(x)
         for block in model.blocks:
             stream = block(stream, model.context(tokens_T[None]))
-        logits.append(F.linear(model.blocks[-1].leave(stream, model.final_norm), model.head_weight)[0, 0])
+        left = model.blocks[-1].leave(stream, model.final_norm, model.context(tokens_T[None]))
+        logits.append(F.linear(left, model.head_weight)[0, 0])
     for block in model.blocks:
         del block.attn.forward
     return torch.stack(logits[front:])

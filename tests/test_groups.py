@@ -47,7 +47,7 @@ def references(optimizer: str, named: dict[str, torch.Tensor], factors: dict) ->
     return [muon, torch.optim.AdamW(by_hand(named, lambda *of: not in_block(*of), factors), **adamw)]
 
 
-@pytest.mark.parametrize("optimizer", OF_PYTORCH)
+@pytest.mark.parametrize("optimizer", [name for name in OF_PYTORCH if name != "normuon"])
 def test_a_run_equals_pytorch_s_optimizer_with_groups_by_hand(optimizer, tiny_run, tmp_path):
     plain = ("optim.schedule=constant", "optim.warmup=0", "optim.clip=off", f"optim.lr={LR}", f"weight_decay={DECAY}")
     overrides = tiny_run(f"optim={optimizer}", *plain, GROUPS, "tie_embeddings=off", f"train.steps={STEPS}")

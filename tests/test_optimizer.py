@@ -3,11 +3,12 @@ import math
 import pytest
 import torch
 from options import OPTIMIZERS
-from tensors import TOKENS, next_token_loss
+from tensors import TOKENS, draw, next_token_loss
 
 from nexus_ablate.axes.modules import parameter_roles
 from nexus_ablate.config.compose import compose
-from nexus_ablate.config.options import option_files
+from nexus_ablate.config.options import COMMON_KEYS, option_files
+from nexus_ablate.kernels import normuon
 from nexus_ablate.model import build_model
 from nexus_ablate.optimizers import OPTIM, Parameter, build_optimizer, decay_groups
 from nexus_ablate.training.gradients import GradientNorms, part_of
@@ -182,8 +183,7 @@ def test_a_step_that_is_not_finite_changes_neither_weights_nor_moments(tiny, fus
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_class_and_yaml_of_an_optimizer_agree_on_its_own_keys(name):
-    common = {"lr", "decay", "schedule", "warmup", "final_lr", "cooldown", "clip", "decay_mode", "groups"}
-    assert OPTIM.keys_of(name) == option_files("optim")[name].keys.keys() - common
+    assert OPTIM.keys_of(name) == option_files("optim")[name].keys.keys() - COMMON_KEYS["optim"].keys()
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -218,6 +218,100 @@ def test_every_key_of_an_optimizer_changes_its_steps(tiny, name, key, default):
     altered = optim(f"optim={name}", f"optim.{key}={other}")
     weights = three_steps(plain, build_optimizer(plain, chosen, 0.1))
     assert not torch.equal(weights, three_steps(changed, build_optimizer(changed, altered, 0.1)))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_cautious_decay_is_the_step_without_decay_and_decay_where_it_moves_a_weight_towards_0(tiny, name):
+    """Chen et al. 2025, arXiv:2510.12402: x <- x - lr (u + weight_decay [u x >= 0] x), for every optimizer."""
+    cautious, plain = model_of(tiny), model_of(tiny)
+    keys = [f"optim={name}", "optim.lr=0.01"]
+    decaying = build_optimizer(cautious, optim(*keys, "optim.cautious_decay=on"), 0.5)
+    undecayed = build_optimizer(plain, optim(*keys), 0.0)
+    decayed = set(decay_groups(plain, "matrices")["decayed"])
+    for _ in range(3):
+        for model, optimizer in ((cautious, decaying), (plain, undecayed)):
+            optimizer.zero_grad()
+            next_token_loss(model).backward()
+        before = {n: p.detach().clone() for n, p in plain.named_parameters()}
+        decaying.step()
+        undecayed.step()
+        shares = []
+        for (n, p), (_, q) in zip(cautious.named_parameters(), plain.named_parameters(), strict=True):
+            inwards = ((before[n] - q) * before[n] >= 0) & (n in decayed)
+            torch.testing.assert_close(p.detach(), q.detach() - 0.005 * inwards * before[n], msg=n)
+            shares += [inwards.float().mean().item()] if n in decayed else []
+            q.data.copy_(p)
+        assert name == "soap" or 0.3 < sum(shares) / len(shares) < 0.8
+
+
+def test_cautious_decay_of_adamw_is_its_algorithm_written_out_in_float64(tiny):
+    model = model_of(tiny).double()
+    optimizer = build_optimizer(model, optim("optim.lr=0.01", "optim.cautious_decay=on"), 0.5)
+    decayed = set(decay_groups(model, "matrices")["decayed"])
+    x = {n: p.detach().clone() for n, p in model.named_parameters()}
+    m, v = ({n: torch.zeros_like(p) for n, p in x.items()} for _ in range(2))
+    for t in range(1, 6):
+        for seed, (n, p) in enumerate(model.named_parameters()):
+            p.grad = draw(*p.shape, seed=100 * t + seed).double()
+            m[n], v[n] = 0.9 * m[n] + 0.1 * p.grad, 0.95 * v[n] + 0.05 * p.grad**2
+            u = m[n] / (1 - 0.9**t) / ((v[n] / (1 - 0.95**t)).sqrt() + 1e-8)
+            x[n] = x[n] - 0.01 * (u + (0.5 * (n in decayed)) * (u * x[n] >= 0) * x[n])
+        optimizer.step()
+        for n, p in model.named_parameters():
+            torch.testing.assert_close(p.detach(), x[n], rtol=0, atol=1e-12, msg=n)
+
+
+def test_a_step_that_is_skipped_does_not_decay_cautiously_either(tiny):
+    model = model_of(tiny)
+    optimizer = build_optimizer(model, optim("optim.cautious_decay=on"), 0.5)
+    next_token_loss(model).backward()
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer.skip_where(torch.ones(()))
+    optimizer.step()
+    assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
+
+
+def test_cautious_decay_without_weight_decay_is_one_spelling_and_old_configurations_mean_off():
+    assert compose(["weight_decay=0", "optim.cautious_decay=on"]).science() == compose(["weight_decay=0"]).science()
+    assert "cautious_decay" not in compose([]).science()["optim"]
+    assert compose(["optim.cautious_decay=on"]).science()["optim"]["cautious_decay"] is True
+
+
+@pytest.mark.parametrize("shape", [(5, 5), (4, 7), (7, 4)])
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_normuon_is_the_paper_s_algorithm_written_out_in_float64(monkeypatch, shape, nesterov):
+    """Li et al. 2025, arXiv:2510.05491, Alg. 1, with the iterations in float64 too."""
+    monkeypatch.setattr(normuon, "PRECISION", torch.float64)
+    weight = torch.nn.Parameter(draw(*shape).double())
+    steps = normuon.NorMuonSteps([{"params": [weight], "weight_decay": 0.1}], 0.02, 0.95, nesterov, 5, 0.9)
+    x, momentum, v = weight.detach().clone(), torch.zeros(shape).double(), torch.zeros(shape[0]).double()
+    for t in range(4):
+        gradient = draw(*shape, seed=t + 1).double()
+        momentum = 0.95 * momentum + 0.05 * gradient
+        direction = 0.05 * gradient + 0.95 * momentum if nesterov else momentum
+        left, values, right = torch.linalg.svd(direction / (direction.norm() + 1e-7), full_matrices=False)
+        for _ in range(5):
+            values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
+        update = left @ values.diag() @ right
+        v = 0.9 * v + 0.1 * (update**2).mean(1)
+        update = update / (v.sqrt() + 1e-10)[:, None]
+        size = 0.2 * 0.02 * math.sqrt(update.numel()) / update.norm()
+        x = x - 0.02 * 0.1 * x - size * update
+        weight.grad = gradient
+        steps.step()
+        torch.testing.assert_close(weight.detach(), x, rtol=0, atol=1e-12)
+
+
+def test_normuon_in_bfloat16_is_near_its_float64_and_its_updates_have_the_rms_of_adamw_s(monkeypatch):
+    matrix = draw(24, 16)
+    rounded = normuon.orthogonalized(matrix, 5)
+    monkeypatch.setattr(normuon, "PRECISION", torch.float64)
+    exact = normuon.orthogonalized(matrix.double(), 5)
+    assert (rounded - exact).norm() < 0.03 * exact.norm()
+    weight = torch.nn.Parameter(torch.zeros(24, 16))
+    weight.grad = matrix
+    normuon.NorMuonSteps([{"params": [weight], "weight_decay": 0.1}], 0.01, 0.95, True, 5, 0.95).step()
+    assert weight.detach().square().mean().sqrt().item() == pytest.approx(0.002, rel=1e-5)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

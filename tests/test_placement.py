@@ -6,6 +6,7 @@ import torch
 from tensors import TOKENS, draw, next_token_loss
 from torch import nn
 
+from nexus_ablate.axes.modules import Geometry
 from nexus_ablate.axes.norm import NORM
 from nexus_ablate.axes.placement import PLACEMENT, Parts
 from nexus_ablate.config.options import default_option, option_files
@@ -40,7 +41,8 @@ class Norm(nn.Module):
 def block(name, layer=0, n_layers=4, **keys):
     option = default_option("placement", name)
     option.keys |= keys
-    parts = Parts(lambda inner: Times(1), lambda inner: Times(2), lambda site: Norm(), 6, layer, n_layers)
+    geometry = Geometry(n_layers, 6, 2, 2, 3, 8, 8, 11, layer=layer)
+    parts = Parts(lambda inner: Times(1), lambda inner: Times(2), lambda site: Norm(), geometry, layer)
     return PLACEMENT.build(option, parts)
 
 
@@ -52,7 +54,7 @@ def x():
 def run(placement, x):
     """The residual stream after one block and a final norm."""
     stream = placement.enter(x)
-    return placement.leave(placement(stream, nn.Identity()), Norm())
+    return placement.leave(placement(stream, nn.Identity()), Norm(), nn.Identity())
 
 
 A, F = Times(1), Times(2)

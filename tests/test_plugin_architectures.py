@@ -70,7 +70,7 @@ class Difference(MultiHead):
         pairs = out[:, ::2] - weight * out[:, 1::2]
         return ((1 - self.start) * F.rms_norm(pairs, pairs.shape[-1:], self.gain, 1e-5)).transpose(1, 2)
 """,
-    "mixer/difference.yaml": "# Differential attention, arXiv:2410.05258.\nname: difference\n",
+    "mixer/difference.yaml": "# Differential attention, arXiv:2410.05258.\nname: difference\nreads: all\n",
     "latent.py": '''
 import dataclasses, torch
 from torch import nn
@@ -108,7 +108,8 @@ class Latent(Mixer):
 ''',
     "mixer/latent.yaml": (
         "# Multi-head latent attention, DeepSeek-AI 2024, arXiv:2405.04434.\n"
-        "name: latent\nrank: 8  # int [1, 65536]; of keys and values\n"
+        "name: latent\nreads: [attention, normalizer, position, model.head_dim, window, attn_scale, attn_softcap]\n"
+        "rank: 8  # int [1, 65536]; of keys and values\n"
     ),
     "sphere.py": """
 import torch
@@ -120,7 +121,7 @@ from nexus_ablate.axes.placement import PLACEMENT, Block
 class Sphere(Block):
     def __init__(self, parts, *, step):
         super().__init__(parts)
-        self.a, self.b = (nn.Parameter(torch.full((parts.d_model,), step)) for _ in range(2))
+        self.a, self.b = (nn.Parameter(torch.full((parts.geometry.d_model,), step)) for _ in range(2))
 
     def moved(self, x, branch, step):
         x = F.normalize(x, dim=-1)

@@ -200,6 +200,11 @@ def test_the_rules_of_shipped_options_name_keys_and_options_that_exist(group):
         check_settings(option)
 
 
+@pytest.mark.parametrize("group", CLASSES)
+def test_a_shipped_option_names_the_parametrizations_that_do_not_fit_and_leaves_those_of_plugins_open(group):
+    assert not [rule for option in option_files(group).values() for rule in option.only if "param=" in rule]
+
+
 @pytest.mark.parametrize(
     ("source", "says"),
     [

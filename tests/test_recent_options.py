@@ -159,7 +159,7 @@ def test_the_balance_loss_is_trained_on_once_and_logged_with_the_figures(tiny):
         keys = [f"ffn.balance={balance}", f"train.activation_checkpointing={recomputed}", "train.compile=off"]
         config = tiny("ffn=moe", *keys, "train.batch_size=2", "train.device=cpu")
         step = Step(config, build_model(config, 11).train(), 3, lambda number: rows)
-        loss, more, figures = step.loss(rows)
+        loss, more, figures, _ = step.loss(rows)
         assert (more is None) == (balance == "0")
         assert set(figures) == {"option/router_entropy", "option/largest_load"} | (
             {"option/balance_loss"} if balance == "1" else set()

@@ -21,6 +21,7 @@ class Context:
         store: Tensors that a layer leaves for later layers, by a name that its option chooses.
         losses: What is added to the training loss, by name, summed over the layers, in nats per token.
         figures: Numbers about this pass by name, one for each layer that reports them.
+        sums: What the `after_step` of modules gets, by name.
     """
 
     tokens_BT: Tensor
@@ -29,6 +30,7 @@ class Context:
     store: dict[str, Tensor] = field(default_factory=dict)
     losses: dict[str, Tensor] = field(default_factory=dict)
     figures: dict[str, list[Tensor]] = field(default_factory=dict)
+    sums: dict[str, Tensor] = field(default_factory=dict)
 
     def add_loss(self, name: str, loss: Tensor) -> None:
         """Train on this scalar too. Its factor is already in it. It is logged as `option/NAME`."""
@@ -38,19 +40,31 @@ class Context:
         """Log this scalar as `option/NAME`: its mean over layers and steps."""
         self.figures.setdefault(name, []).append(figure.detach())
 
+    def add_sum(self, name: str, tensor: Tensor) -> None:
+        """Give this tensor to the `after_step` of modules, summed over all that has this name in the step's passes."""
+        self.sums[name] = self.sums[name] + tensor.detach() if name in self.sums else tensor.detach()
+
     def for_one_block(self) -> Context:
         """A context with the same store, in which a block adds without changing this one."""
         return Context(
             self.tokens_BT, self.positions, self.sink, dict(self.store)
         )  # PyTorch 2.11 can't trace `replace`
 
-    def take(self, store: dict[str, Tensor], losses: dict[str, Tensor], figures: dict[str, list[Tensor]]) -> None:
+    def take(
+        self,
+        store: dict[str, Tensor],
+        losses: dict[str, Tensor],
+        figures: dict[str, list[Tensor]],
+        sums: dict[str, Tensor],
+    ) -> None:
         """Add what a block added to the context of `for_one_block`."""
         self.store |= store
         for name, loss in losses.items():
             self.add_loss(name, loss)
         for name, numbers in figures.items():
             self.figures.setdefault(name, []).extend(numbers)
+        for name, tensor in sums.items():
+            self.add_sum(name, tensor)
 
     def contributed(self) -> dict[str, Tensor]:
         """Every loss, and the mean of every figure over the layers, detached, by the name it is logged under."""

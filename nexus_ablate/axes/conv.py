@@ -70,11 +70,31 @@ class Canon(Conv):
             self.roles, self.stds = {"weight": SMALL_MAP}, {"weight": (3 * kernel) ** -0.5}
 
     def forward(self, x: Tensor) -> Tensor:
-        T, padded = x.shape[1], F.pad(x, (0, 0, self.kernel - 1, 0))
-        y = x
-        for first in range(self.kernel):
-            y = y + padded[:, first : first + T] * self.weight[:, first].to(x.dtype)
-        return y
+        return plus_convolution(x, x, self.weight)
+
+
+class ShortConv(nn.Module):
+    """silu(sum_j w_j x_(t - j)) over the last `kernel` tokens, w for each channel: the convolution of linear attention.
+
+    Its weights start with the standard deviation of PyTorch's layer, 1 / sqrt(3 kernel).
+    """
+
+    def __init__(self, width: int, kernel: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width, kernel))
+        self.roles, self.stds = {"weight": SMALL_MAP}, {"weight": (3 * kernel) ** -0.5}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.silu(plus_convolution(torch.zeros_like(x), x, self.weight))
+
+
+def plus_convolution(y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """y plus the causal convolution of x, (B, T, width), with a weight (width, kernel) whose last column is of now."""
+    T, kernel = x.shape[1], weight.shape[1]
+    padded = F.pad(x, (0, 0, kernel - 1, 0))
+    for first in range(kernel):
+        y = y + padded[:, first : first + T] * weight[:, first].to(x.dtype)
+    return y
 
 
 def no_conv(site: str, width: int) -> Conv:

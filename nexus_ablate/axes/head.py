@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from nexus_ablate.axes.context import Context
 from nexus_ablate.axes.modules import Geometry
 from nexus_ablate.config.options import Registry
 
@@ -31,7 +32,7 @@ class Head(nn.Module):
         self.scale = scale
         self.roles = {"weight": "head"}
 
-    def rows(self, x_BTD: Tensor) -> Tensor:
+    def rows(self, x_BTD: Tensor, context: Context) -> Tensor:
         """The input of the product. With a bias it has one more column, of ones."""
         if self.scale is not None:
             x_BTD = self.scale * x_BTD

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from nexus_ablate.axes.context import Context
 from nexus_ablate.axes.conv import Conv, no_conv
 from nexus_ablate.axes.modules import Geometry
-from nexus_ablate.config.options import Registry
+from nexus_ablate.config.grammar import show
+from nexus_ablate.config.options import Option, Registry, at_layer, option_files
 from nexus_ablate.config.run_config import RunConfig
+from nexus_ablate.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Mixer(nn.Module):
     """Abstract: (B, T, D) to (B, T, D), where no token sees a later one.
 
     A mixer made of queries, keys and values has its `AttentionCore` in `core`, where probes and evaluations find it.
+    Its YAML then reads `attention`, or `all`.
     """
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
@@ -50,3 +53,17 @@ class Mixer(nn.Module):
 
 
 MIXER: Registry[Mixer] = Registry("mixer")
+
+
+def mixer_at(layer: int, option: Option, parts: MixerParts) -> Mixer:
+    """The mixer of a layer.
+
+    Raises:
+        ConfigError: It has an `AttentionCore` and its YAML doesn't say that it reads `attention`, or the reverse.
+    """
+    mixer, file = MIXER.build_at(layer, option, parts), option_files("mixer")[at_layer("mixer", option, layer).name]
+    reads_attention = not {"all", "attention"}.isdisjoint(file.reads)
+    if reads_attention != (getattr(mixer, "core", None) is not None):
+        problem = f"{file.override} has an AttentionCore in `core` if and only if it reads `attention`"
+        raise ConfigError(problem, f"reads: {show(file.reads)}", "reads: all in its YAML, or no core in its class")
+    return mixer

@@ -18,13 +18,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nexus_ablate.axes.context import Context
+from nexus_ablate.axes.modules import Geometry
 from nexus_ablate.config.options import Registry
 from nexus_ablate.config.roles import VECTOR
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a block: functions that make its branches and norms, its width, and its index.
+    """The parts of a block: functions that make its branches and norms, the sizes of the model, and the block's index.
 
     A branch is made with or without an inner norm, which comes before its output projection.
     """
@@ -32,9 +33,8 @@ class Parts:
     attn: Callable[[bool], nn.Module]
     ffn: Callable[[bool], nn.Module]
     norm: Callable[[str], nn.Module]
-    d_model: int
+    geometry: Geometry
     layer: int
-    n_layers: int
 
 
 class Block(nn.Module):
@@ -60,7 +60,7 @@ class Block(nn.Module):
         """The tensor that the next branch reads and probes measure, (B, T, D)."""
         return stream
 
-    def leave(self, stream: Any, final_norm: nn.Module) -> Tensor:
+    def leave(self, stream: Any, final_norm: nn.Module, context: Context) -> Tensor:
         """The input of the head, (B, T, D)."""
         return final_norm(stream)
 
@@ -163,8 +163,10 @@ class DeepNorm(NormedBranches):
 
     def __init__(self, parts: Parts, *, residual_scale: float | str, init_gain: float | str) -> None:
         super().__init__(parts)
-        self.residual_scale = (2 * parts.n_layers) ** 0.25 if residual_scale == "auto" else float(residual_scale)
-        gain = (8 * parts.n_layers) ** -0.25 if init_gain == "auto" else float(init_gain)
+        self.residual_scale = (
+            (2 * parts.geometry.n_layers) ** 0.25 if residual_scale == "auto" else float(residual_scale)
+        )
+        gain = (8 * parts.geometry.n_layers) ** -0.25 if init_gain == "auto" else float(init_gain)
         self.init_gains = dict.fromkeys(BRANCH_MAPS, gain)
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
@@ -210,7 +212,7 @@ class SubLN(NormedBranches):
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts, inner_norms=True)
-        self.init_gains = dict.fromkeys(BRANCH_MAPS, math.sqrt(math.log(2 * parts.n_layers)))
+        self.init_gains = dict.fromkeys(BRANCH_MAPS, math.sqrt(math.log(2 * parts.geometry.n_layers)))
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
         x_BTD = x_BTD + self.attn(self.norm_attn(x_BTD), context)
@@ -227,7 +229,7 @@ class MixLN(NormedBranches):
 
     def __init__(self, parts: Parts, *, post_fraction: float) -> None:
         super().__init__(parts)
-        self.post = parts.layer < max(1, math.floor(round(post_fraction * parts.n_layers, 6)))
+        self.post = parts.layer < max(1, math.floor(round(post_fraction * parts.geometry.n_layers, 6)))
         self.norm_ffn_after_sum = self.post
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
@@ -266,7 +268,7 @@ class ResidualScale(NormedBranches):
 
     def __init__(self, parts: Parts, *, branch_scale: float | str) -> None:
         super().__init__(parts)
-        self.branch_scale = (2 * parts.n_layers) ** -0.5 if branch_scale == "auto" else float(branch_scale)
+        self.branch_scale = (2 * parts.geometry.n_layers) ** -0.5 if branch_scale == "auto" else float(branch_scale)
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
         x_BTD = x_BTD + self.branch_scale * self.attn(self.norm_attn(x_BTD), context)
@@ -282,8 +284,8 @@ class LayerScale(NormedBranches):
 
     def __init__(self, parts: Parts, *, start: float | str) -> None:
         super().__init__(parts)
-        published = 0.1 if parts.n_layers <= 18 else 1e-5 if parts.n_layers <= 24 else 1e-6
-        first = torch.full((parts.d_model,), published if start == "auto" else float(start))
+        published = 0.1 if parts.geometry.n_layers <= 18 else 1e-5 if parts.geometry.n_layers <= 24 else 1e-6
+        first = torch.full((parts.geometry.d_model,), published if start == "auto" else float(start))
         self.scale_attn, self.scale_ffn = nn.Parameter(first), nn.Parameter(first.clone())
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
@@ -324,7 +326,7 @@ class ResiDual(NormedBranches):
     def residual(self, stream: tuple[Tensor, Tensor]) -> Tensor:
         return stream[0]
 
-    def leave(self, stream: tuple[Tensor, Tensor], final_norm: nn.Module) -> Tensor:
+    def leave(self, stream: tuple[Tensor, Tensor], final_norm: nn.Module, context: Context) -> Tensor:
         post_BTD, pre_BTD = stream
         return post_BTD + final_norm(pre_BTD)
 
@@ -346,10 +348,10 @@ class NormalizedSteps(Block):
 
     def __init__(self, parts: Parts, *, alpha: float, scale: float | str) -> None:
         super().__init__(parts)
-        first = parts.d_model**-0.5 if scale == "auto" else float(scale)
+        first = parts.geometry.d_model**-0.5 if scale == "auto" else float(scale)
         self.factor = alpha / first
-        self.step_attn = nn.Parameter(torch.full((parts.d_model,), first))
-        self.step_ffn = nn.Parameter(torch.full((parts.d_model,), first))
+        self.step_attn = nn.Parameter(torch.full((parts.geometry.d_model,), first))
+        self.step_ffn = nn.Parameter(torch.full((parts.geometry.d_model,), first))
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
         x_BTD = self.stepped(x_BTD, self.attn(x_BTD, context), self.step_attn)
@@ -374,7 +376,7 @@ class SiameseNorm(NormedBranches):
         super().__init__(parts)
         self.norm_attn_x, self.norm_attn_y = parts.norm("attn_out"), parts.norm("attn_out")
         self.norm_ffn_x, self.norm_ffn_y = parts.norm("ffn_out"), parts.norm("ffn_out")
-        last = parts.layer == parts.n_layers - 1
+        last = parts.layer == parts.geometry.n_layers - 1
         self.norm_end_x = parts.norm("ffn_out") if last else None
         self.norm_end_y = parts.norm("ffn_out") if last else None
         self.share = (2 * (parts.layer + 1)) ** -0.5
@@ -385,7 +387,7 @@ class SiameseNorm(NormedBranches):
     def residual(self, stream: tuple[Tensor, Tensor]) -> Tensor:
         return stream[1]
 
-    def leave(self, stream: tuple[Tensor, Tensor], final_norm: nn.Module) -> Tensor:
+    def leave(self, stream: tuple[Tensor, Tensor], final_norm: nn.Module, context: Context) -> Tensor:
         assert self.norm_end_x is not None and self.norm_end_y is not None
         return final_norm(self.norm_end_x(stream[0]) + self.norm_end_y(stream[1]))
 
@@ -504,7 +506,7 @@ class Streams(NormedBranches):
     def residual(self, stream: Tensor) -> Tensor:
         return stream.sum(2)
 
-    def leave(self, stream: Tensor, final_norm: nn.Module) -> Tensor:
+    def leave(self, stream: Tensor, final_norm: nn.Module, context: Context) -> Tensor:
         return final_norm(stream.sum(2))
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
@@ -522,8 +524,8 @@ class HyperConnections(Streams):
 
     def __init__(self, parts: Parts, *, streams: int, dynamic: bool) -> None:
         super().__init__(parts, streams)
-        self.connect_attn = Connection(parts.d_model, streams, 2 * parts.layer, dynamic)
-        self.connect_ffn = Connection(parts.d_model, streams, 2 * parts.layer + 1, dynamic)
+        self.connect_attn = Connection(parts.geometry.d_model, streams, 2 * parts.layer, dynamic)
+        self.connect_ffn = Connection(parts.geometry.d_model, streams, 2 * parts.layer + 1, dynamic)
 
 
 @PLACEMENT.register("mhc")
@@ -537,5 +539,5 @@ class ManifoldHyperConnections(Streams):
 
     def __init__(self, parts: Parts, *, streams: int, iterations: int) -> None:
         super().__init__(parts, streams)
-        self.connect_attn = ManifoldConnection(parts.d_model, streams, iterations)
-        self.connect_ffn = ManifoldConnection(parts.d_model, streams, iterations)
+        self.connect_attn = ManifoldConnection(parts.geometry.d_model, streams, iterations)
+        self.connect_ffn = ManifoldConnection(parts.geometry.d_model, streams, iterations)

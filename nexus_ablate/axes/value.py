@@ -57,15 +57,16 @@ class _Mixed(Value):
 class ValueResidual(_Mixed):
     """own v + first v_1 in every layer but the first, v_1 the first layer's values. Zhou et al. 2024, arXiv:2410.17897.
 
+    With `layers`, the first of them is the first layer.
     The authors' code (Zcchill/Value-Residual-Learning, modeling_llama_resformer.py) has the constants 0.5 and 0.5.
     """
 
-    def __init__(self, geometry: Geometry, *, own: float, first: float, learned: bool) -> None:
-        self.layer = geometry.layer
-        super().__init__(own, first, learned and geometry.layer != 0)
+    def __init__(self, geometry: Geometry, *, own: float, first: float, learned: bool, layers: str | list[int]) -> None:
+        self.is_first = geometry.layer == (0 if isinstance(layers, str) else min(layers))
+        super().__init__(own, first, learned and not self.is_first)
 
     def forward(self, v_BTGd: Tensor, context: Context) -> Tensor:
-        if self.layer == 0:
+        if self.is_first:
             context.store["first_values"] = v_BTGd
             return v_BTGd
         return self.mixed(v_BTGd, context.store["first_values"])

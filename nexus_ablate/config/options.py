@@ -11,6 +11,8 @@ An option is a class in its axis file and `conf/<axis>/<name>.yaml`. The YAML is
     only: {optim=adamw: the reason}      everything but these settings of a key, separated by spaces, is refused
     warns: {embed_scale=off: the reason} known traps
     equals: {norm=t5: at equal eps}      options that are the same function, and when
+    reads: all                           of a mixer: the keys of `READ_BY_MIXERS` (rules.py) that it reads, or all
+    reads: [attention]                   of an evaluation: those that the mixer of every layer must read
     norm_sites: [attn, ffn]              of a placement: where its norms are, or with the setting that a site needs
     needs: {module: pip install ...}     a module that not every installation has, and the command that installs it
 
@@ -67,7 +69,21 @@ CLASSES = (*OPTIONS, "data", "evaluation")
 SHIPPED = "shipped"
 """The value of an evaluation's key `file` that means the one in conf/evaluation."""
 
+IN_OTHER_LAYERS = {
+    "mixer": "attention",
+    "ffn": "swiglu",
+    "qk_norm": "none",
+    "gate": "none",
+    "value": "none",
+    "conv": "none",
+}
+"""The axes whose options may differ by layer, and the option of the layers that `layers` doesn't list."""
+
 COMMON_KEYS = {
+    **{
+        axis: {"layers": f"all | list of int [0, 1e9]; layers that have it, from 0; the others have {axis}={other}"}
+        for axis, other in IN_OTHER_LAYERS.items()
+    },
     "optim": {
         "lr": "auto | Nx | float (0, inf); peak rate; auto: 0.384 / d_model, of muP at its base width; 2x: twice",
         "decay": "matrices | matrices_embeddings | all; which parameters decay",
@@ -79,23 +95,27 @@ COMMON_KEYS = {
         "clip": "off | float (0, inf); largest global gradient norm",
         "decay_mode": "coupled | independent; weight decay times the learning rate, "
         "or times its schedule alone (peak 1)",
+        "cautious_decay": "on | off; weight decay only where the step moves the weight towards 0 too, arXiv:2510.12402",
         "groups": f"{BY_ROLE}; on the learning rate and weight decay of a role: [embedding:lr:0.1,head:weight_decay:0]",
-    }
+    },
 }
 """Keys that every option of a group has, with constraint and meaning; the YAML only has their values."""
 
 LATER: dict[str, dict[str, Any]] = {
-    "optim": {"decay_mode": "coupled", "groups": []},
+    "optim": {"decay_mode": "coupled", "cautious_decay": False, "groups": []},
     "param": {"name": "sp"},
-    "mixer": {"name": "attention"},
-    "value": {"name": "none"},
-    "conv": {"name": "none"},
+    "mixer": {"name": "attention", "layers": "all"},
+    "ffn": {"layers": "all"},
+    "qk_norm": {"layers": "all"},
+    "gate": {"layers": "all"},
+    "value": {"name": "none", "layers": "all"},
+    "conv": {"name": "none", "layers": "all"},
     "head": {"name": "linear"},
 }
 """What configurations mean that were written before a key or a group existed. A run's identity leaves these out."""
 
 RULES = ("prescribes", "refuses", "only", "warns", "equals", "needs")
-RESERVED = ("name", "equation", "norm_sites", *RULES)
+RESERVED = ("name", "equation", "norm_sites", "reads", *RULES)
 OTHER_VERSION = "read it with the version of the program that env.json names"
 _KEY_LINE = re.compile(r"^(?P<key>\w+):\s[^#]*#\s*(?P<comment>.+)$")
 
@@ -120,6 +140,8 @@ class OptionFile:
     keys: dict[str, Key]
     norm_sites: dict[str, str]
     """Sites of a placement's norms in the blocks, and the setting that each needs, if any."""
+    reads: list[str]
+    """What a mixer reads of the other choices, or what an evaluation needs the mixers to read; [] is nothing."""
     prescribes: dict[str, Any]
     refuses: dict[str, str]
     only: dict[str, str]
@@ -220,11 +242,12 @@ def read_option_file(axis: str, path: Path) -> OptionFile:
         constraint = Constraint(accepts.strip())
         keys[key] = Key(constraint.accept(f"{axis}.{key}", default), constraint, meaning.strip())
     summary = text.splitlines()[0].removeprefix("#").strip()
-    equation, sites = values.get("equation") or [], values.get("norm_sites") or {}
+    equation, sites, reads = values.get("equation") or [], values.get("norm_sites") or {}, values.get("reads") or []
     equation = equation if isinstance(equation, list) else [equation]
     sites = sites if isinstance(sites, dict) else dict.fromkeys(sites, "")
     rules: dict[str, Any] = {name: values.get(name) or {} for name in RULES}
-    return OptionFile(axis, path.stem, summary, equation, keys, sites, **rules)
+    reads = reads if isinstance(reads, list) else [reads]
+    return OptionFile(axis, path.stem, summary, equation, keys, sites, reads, **rules)
 
 
 def _later(axis: str) -> dict[str, Any]:
@@ -296,6 +319,12 @@ def check_installed(axis: str, name: str) -> None:
 def default_option(group: str, name: str) -> Option:
     """An option with the values of its YAML."""
     return Option(name, {k: spec.default for k, spec in option_files(group)[name].keys.items()})
+
+
+def at_layer(axis: str, option: Option, layer: int) -> Option:
+    """The option of an axis in a layer: the chosen one, or that of the layers that its `layers` doesn't list."""
+    layers = option.keys.get("layers", "all")
+    return option if layers == "all" or layer in layers else default_option(axis, IN_OTHER_LAYERS[axis])
 
 
 def evaluation_of(text: str) -> Option:
@@ -401,10 +430,14 @@ class Registry(Generic[T]):
         Raises:
             ConfigError: The arguments of the class aren't exactly the keys of the option's YAML.
         """
-        takes = self.keys_of(option.name)
-        keys = {key: value for key, value in option.keys.items() if key not in COMMON_KEYS.get(self.axis, {})}
+        takes, common = self.keys_of(option.name), COMMON_KEYS.get(self.axis, {})
+        keys = {key: value for key, value in option.keys.items() if key in takes or key not in common}
         if takes != keys.keys():
             got = f"class {sorted(takes)}, YAML {sorted(keys)}"
             fix = "the YAML's keys and the class's keyword-only arguments must be the same"
             raise ConfigError(f"{self.axis}={option.name}: class and YAML disagree on the keys", got, fix)
         return self.get(option.name)(*args, **keys)
+
+    def build_at(self, layer: int, option: Option, *args: object) -> T:
+        """As `build`, for a layer: other layers than those of the option's `layers` have another option."""
+        return self.build(at_layer(self.axis, option, layer), *args)

@@ -10,8 +10,10 @@ from typing import Any
 from nexus_ablate.config.grammar import compare_numbers, factors_by_role, is_comparison, names_in, show
 from nexus_ablate.config.groups import GROUPS, keys_under, option_names
 from nexus_ablate.config.options import (
+    IN_OTHER_LAYERS,
     SHIPPED,
     OptionFile,
+    at_layer,
     evaluation_of,
     option_files,
 )
@@ -19,6 +21,28 @@ from nexus_ablate.config.roles import DECAYED
 from nexus_ablate.config.run_config import MEANT, Resolved, RunConfig, by_key
 from nexus_ablate.errors import ConfigError, unknown
 
+READ_BY_MIXERS: dict[str, tuple[str, ...]] = {
+    "attention": ("dot",),
+    "normalizer": ("softmax",),
+    "qk_norm": ("none",),
+    "gate": ("none",),
+    "value": ("none",),
+    "conv.attn_in": ("off",),
+    "conv.qkv": ("off",),
+    "position": ("none", "learned", "sinusoidal"),
+    "model.head_dim": ("auto",),
+    "n_kv_heads": ("auto",),
+    "qkv_bias": ("off",),
+    "attn_out_bias": ("off",),
+    "clip_qkv": ("off",),
+    "window": ("off",),
+    "attn_scale": ("auto",),
+    "attn_softcap": ("off",),
+    "kv_bias": ("off",),
+}
+"""What acts through the mixer alone, and the values with which it does nothing there.
+
+Learned and sinusoidal positions are in the embedding."""
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9=,+._@-]*")
 
 
@@ -45,7 +69,16 @@ def check_rules(config: RunConfig) -> None:
             raise ConfigError(
                 f"position.{key} needs at least one layer's value", "[]", f"position.{key}={show(default)}"
             )
-    check_layers(config.nope_every, model.n_layers)
+    check_nope_layers(config.nope_every, model.n_layers)
+    for axis, other in IN_OTHER_LAYERS.items():
+        option = getattr(config, axis)
+        if isinstance(layers := option.keys.get("layers"), list):
+            check_layers(f"{axis}.layers", layers, model.n_layers)
+            got = f"{axis}={option.name} {axis}.layers={show(layers)}"
+            if len(layers) == model.n_layers:
+                raise ConfigError(f"{axis}.layers lists every layer", got, f"{axis}.layers=all")
+            if option.name == other:
+                raise ConfigError(f"the other layers have {axis}={other} too", got, f"{axis}.layers=all")
     if train.tokens != "auto" and train.flops != "auto":
         raise ConfigError("a run has one budget", "train.tokens and train.flops", "give one of them")
     if train.compile == "graphs" and train.device in ("cpu", "mps"):
@@ -86,21 +119,31 @@ def check_vocabulary(config: RunConfig, tokens: int) -> None:
     raise ConfigError("the embedding is smaller than the tokenizer", got, fix)
 
 
-def check_layers(layers: object, n_layers: int) -> None:
-    """Check that a list of layers names each layer of the model at most once.
+def check_nope_layers(layers: object, n_layers: int) -> None:
+    """Check a list of layers without positions.
 
     Raises:
-        ConfigError: It is empty, or names a layer twice, or one that doesn't exist, or all layers.
+        ConfigError: As in `check_layers`, or it lists all layers.
     """
     if not isinstance(layers, list):
         return
-    got = f"nope_every={show(layers)} model.n_layers={n_layers}"
+    check_layers("nope_every", layers, n_layers)
+    if len(layers) == n_layers:
+        got = f"nope_every={show(layers)} model.n_layers={n_layers}"
+        raise ConfigError("no layer has positions, so the choice of position does nothing", got, "position=none")
+
+
+def check_layers(key: str, layers: list[int], n_layers: int) -> None:
+    """Check that a list of layers names each of them once.
+
+    Raises:
+        ConfigError: It is empty, or names a layer twice, or one that doesn't exist.
+    """
+    got = f"{key}={show(layers)} model.n_layers={n_layers}"
     if not layers or len(set(layers)) < len(layers):
-        raise ConfigError("nope_every lists layers without positions, each once", got, "nope_every=off")
+        raise ConfigError(f"{key} lists at least one layer, each once", got, f"{key}=[0]")
     if max(layers) >= n_layers:
         raise ConfigError(f"there is no layer {max(layers)}", got, f"layers from 0 to {n_layers - 1}")
-    if len(layers) == n_layers:
-        raise ConfigError("no layer has positions, so the choice of position does nothing", got, "position=none")
 
 
 def check_project(project: str, typed: str, typed_entity: str = "") -> None:
@@ -133,10 +176,47 @@ def check_graphs(device: str) -> None:
         raise ConfigError("CUDA graphs need a GPU with CUDA", f"train.compile=graphs on {device}", "train.compile=on")
 
 
+def readers(config: RunConfig, key: str) -> set[int]:
+    """The layers whose mixer reads one of `READ_BY_MIXERS`."""
+    layers, files = set(), option_files("mixer")
+    for layer in range(config.model.n_layers):
+        reads = files[at_layer("mixer", config.mixer, layer).name].reads
+        if key in reads or "all" in reads:
+            layers.add(layer)
+    return layers
+
+
+def check_mixer(config: RunConfig, resolved: Resolved) -> None:
+    """Check that some layer's mixer reads each choice that acts through the mixer alone.
+
+    Raises:
+        ConfigError: None reads a choice that was made.
+    """
+    options, mixer = config.options(resolved), f"mixer={config.mixer.name}"
+    values = by_key(config.nested()) | {name: getattr(resolved, name) for name in MEANT}
+    values["qk_norm"] = resolved.qk_norm.name
+    if resolved.n_kv_heads == config.model.n_heads:
+        values["n_kv_heads"] = "auto"
+    for key, idle in READ_BY_MIXERS.items():
+        value, axis = show(values.get(key, idle[0])), key.partition(".")[0]
+        layers = options[axis].keys.get("layers", "all") if axis in options else "all"
+        chosen = range(config.model.n_layers) if layers == "all" else layers
+        if value in idle or not readers(config, key).isdisjoint(chosen):
+            continue
+        problem = f"{mixer} does not read {key}, so {key}={value} would change nothing"
+        if source := resolved.prescribed.get(key):
+            raise ConfigError(problem, f"{mixer} {source}", f"another {source.partition('=')[0]}, or mixer=attention")
+        raise ConfigError(problem, f"{mixer} {key}={value}", f"{key}={idle[0]}")
+
+
 def without_effect(config: RunConfig, resolved: Resolved) -> list[str]:
     """A note for each value that was set and changes nothing beside the others."""
     notes = []
     n_layers, context = config.model.n_layers, config.model.context
+    with_maps = sorted(readers(config, "attention"))
+    if config.probe.name != "off" and len(with_maps) < n_layers:
+        where = f"of the layers {show(with_maps)} alone" if with_maps else "not defined"
+        notes.append(f"mixer={config.mixer.name} has no attention maps: the measures attn/... are {where}")
     if isinstance(resolved.nope_every, int) and resolved.nope_every > n_layers:
         notes.append(f"nope_every={resolved.nope_every}: with {n_layers} layers all have positions")
     windows = [window for window in resolved.windows if window]
@@ -152,6 +232,7 @@ def apply_rules(config: RunConfig, resolved: Resolved, chosen: dict[str, OptionF
     Raises:
         ConfigError: An option refuses this configuration.
     """
+    check_mixer(config, resolved)
     settings, warnings = settings_of(config, resolved, chosen["placement"]), []
     sizes = {n: v for n, v in vars(config.model).items() if isinstance(v, int)}
     sizes |= {"head_dim": resolved.head_dim, "n_kv_heads": resolved.n_kv_heads}
@@ -160,10 +241,17 @@ def apply_rules(config: RunConfig, resolved: Resolved, chosen: dict[str, OptionF
     for evaluation in map(evaluation_of, config.evals):
         file = option_files("evaluation")[evaluation.name]
         options.append((f"evals=[{evaluation.name}]", evaluation.keys, file))
+        for key in file.reads:
+            if len(readers(config, key)) < config.model.n_layers:
+                mixer, name = f"mixer={config.mixer.name}", f"evals=[{evaluation.name}]"
+                problem = f"{name} is not defined for {mixer}: it needs the {key} of every layer"
+                raise ConfigError(problem, f"{mixer} {name}", "mixer=attention, or evals=[]")
     for name, keys, option in options:
         if option.plugin:
             check_settings(option)
         numbers = {**sizes, **keys}
+        if "layers" in keys:
+            numbers["layers"] = config.model.n_layers if keys["layers"] == "all" else len(keys["layers"])
         for rule, text in option.refuses.items():
             if holds(rule, settings, numbers):
                 reason, _, fix = text.partition("; try: ")
@@ -191,6 +279,9 @@ def check_settings(option: OptionFile) -> None:
     Raises:
         ConfigError: One does not.
     """
+    for name in option.reads:
+        if name not in (known := ["all", *READ_BY_MIXERS]):
+            raise unknown(f"{option.override} reads a key that does not act through mixers", name, known)
     options = {group: sorted(option_names(group)) for group in GROUPS}
     keys = keys_under(options)
     rules = [rule for rule in (*option.refuses, *option.only, *option.warns) if not is_comparison(rule)]

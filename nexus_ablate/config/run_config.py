@@ -65,6 +65,7 @@ class Schedule:
     cooldown: float
     clip: float | str
     decay_mode: str
+    cautious_decay: bool
     groups: list[str]
 
     @classmethod
@@ -292,10 +293,11 @@ class RunConfig:
         validations = max(2, min(8, int(affordable)))
         return max(1, -(-steps // validations))
 
-    def options(self) -> dict[str, Option]:
+    def options(self, resolved: Resolved | None = None) -> dict[str, Option]:
         """The option of each axis and the optimizer, with `auto` and prescribed values resolved."""
+        resolved = resolved or self.resolved
         chosen = {group: getattr(self, group) for group in OPTIONS}
-        return chosen | {"init": self.resolved.init, "qk_norm": self.resolved.qk_norm}
+        return chosen | {"init": resolved.init, "qk_norm": resolved.qk_norm}
 
     def nested(self) -> dict[str, Any]:
         """The configuration as the user would write it, with `auto`, for config.yaml."""

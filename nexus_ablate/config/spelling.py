@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from nexus_ablate.config.grammar import show
-from nexus_ablate.config.options import COMMON_KEYS, Option, option_files
+from nexus_ablate.config.groups import choices_of
+from nexus_ablate.config.options import COMMON_KEYS, IN_OTHER_LAYERS, Option, default_option, option_files
+from nexus_ablate.config.rules import readers
 from nexus_ablate.config.run_config import RunConfig
 
 BY_LAYER = ("theta", "factor")
@@ -25,6 +27,13 @@ def one_spelling(config: RunConfig) -> list[str]:
         value = getattr(config, name)
         if isinstance(value, list):
             setattr(config, name, sorted(set(value)))
+    for axis in IN_OTHER_LAYERS:
+        if isinstance(listed := getattr(config, axis).keys.get("layers"), list):
+            _set(config, f"{axis}.layers", sorted(listed))
+    default = default_option("position", choices_of("config")["position"])
+    if config.position == default and not readers(config, "position"):
+        notes.append(f"mixer={config.mixer.name} does not read position, so it is position=none")
+        config.position = Option("none")
     layers = config.nope_every
     if isinstance(layers, list) and layers == [*range(layers[0], config.model.n_layers, layers[0] + 1)]:
         config.nope_every = layers[0] + 1
@@ -71,7 +80,8 @@ def unused_keys(config: RunConfig) -> dict[str, str]:
     if schedule == "constant":
         unused["optim.final_lr"] = "optim.schedule=constant keeps the peak rate"
     if not config.weight_decay:
-        unused |= dict.fromkeys(("optim.decay", "optim.decay_mode"), "weight_decay=0 decays nothing")
+        decay = ("optim.decay", "optim.decay_mode", "optim.cautious_decay")
+        unused |= dict.fromkeys(decay, "weight_decay=0 decays nothing")
     if tokenizer != "bpe":
         unused["data.bpe_vocab"] = f"data.tokenizer={tokenizer} is not trained"
     if config.normalizer.keys.get("gamma") != "auto":

@@ -28,7 +28,8 @@ from nexus_ablate.axes.placement import PLACEMENT
 from nexus_ablate.axes.position import POSITION
 from nexus_ablate.axes.qk_norm import QK_NORM
 from nexus_ablate.config.compose import differences
-from nexus_ablate.config.options import AXES, Option, OptionFile, option_files
+from nexus_ablate.config.options import AXES, IN_OTHER_LAYERS, Option, OptionFile, at_layer, option_files
+from nexus_ablate.config.rules import READ_BY_MIXERS, readers
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.measure.counts import flops_by_module, parameters
 from nexus_ablate.measure.probe import hooks
@@ -122,7 +123,13 @@ def equations(config: RunConfig, model: GPT) -> list[Facts]:
     entry = {"embed_scale": scale, "embed_norm": config.embed_norm, "d_embed": resolved.d_embed}
     parts: list[Facts] = [{"of": "embedding", "lines": first, "keys": entry}]
     for axis, (option, file) in chosen_options(config).items():
+        if axis in READ_BY_MIXERS and not readers(config, axis):
+            continue
         lines, keys = file.equation or [file.summary], option.keys | switches.get(axis, {})
+        if keys.get("layers") == "all":
+            del keys["layers"]
+        elif "layers" in keys:
+            lines = [*lines, f"the other layers have {axis}={IN_OTHER_LAYERS[axis]}"]
         parts.append({"of": f"{axis}={option.name}", "lines": lines, "keys": keys})
     ends = ("tie_embeddings", "head_bias", "logit_scale", "final_softcap", "z_loss")
     return [*parts, {"of": "head", "lines": last, "keys": {key: getattr(config, key) for key in ends}}]
@@ -139,7 +146,8 @@ def component_of(config: RunConfig, model: GPT) -> Callable[[str], str]:
     registries = (NORM, PLACEMENT, POSITION, NORMALIZER, QK_NORM, GATE, FFN, HEAD)
     kinds: dict[Any, str] = {registry.get(chosen[registry.axis][0].name): registry.axis for registry in registries}
     kinds |= {AttentionCore: "scores", ATTENTION.get(config.attention.name): "scores"}
-    kinds |= {MIXER.get(config.mixer.name): "attention"}
+    kinds |= {MIXER.get(at_layer("mixer", config.mixer, n).name): "attention" for n in range(config.model.n_layers)}
+    kinds |= {FFN.get(at_layer("ffn", config.ffn, n).name): "ffn" for n in range(config.model.n_layers)}
     modules = dict(model.named_modules())
 
     def component(name: str) -> str:

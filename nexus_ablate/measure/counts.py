@@ -54,9 +54,9 @@ def parameters(model: nn.Module) -> tuple[int, int]:
 def flops_per_token(config: RunConfig, vocab_size: int) -> float:
     """Training FLOPs of one token of a run: three times the forward matrix products.
 
-    The backward pass multiplies each matrix twice. Attention counts all T x T scores, as in the plain path; norms and
-    activations are not counted. Work that a micro-batch does once for all its sequences, such as FIRE's function of
-    distances, is divided among its tokens.
+    The backward pass multiplies each matrix twice. Attention counts all T x T scores, as in the plain path. Triangular
+    systems are counted, norms and activations are not. Work that a micro-batch does once for all its sequences, such as
+    FIRE's function of distances, is divided among its tokens.
     """
     return flops_of(countable_model(config, vocab_size), config)
 
@@ -85,6 +85,8 @@ class _Products(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if func.overloadpacket in flop_registry:
             self.flops += flop_registry[func.overloadpacket](*args, **(kwargs or {}), out_val=out)
+        elif func.overloadpacket is torch.ops.aten.linalg_solve_triangular:
+            self.flops += args[0].shape[-1] * out.numel()  # by substitution
         return out
 
 

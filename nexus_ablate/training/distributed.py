@@ -116,6 +116,14 @@ class World:
         self._stop_requested = shared[-1]
         return shared[:-1] / self.size
 
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum of a tensor over the processes."""
+        if self.size > 1:
+            from torch import distributed
+
+            distributed.all_reduce(tensor)
+        return tensor
+
     def stopping(self, step: int) -> bool:
         """Whether all processes stop after this step; the same result in each process."""
         if self._stop_requested is None:
@@ -165,8 +173,13 @@ def check_world(config: RunConfig, place: Place) -> None:
     from nexus_ablate.model import countable_model
 
     model = countable_model(config)
-    statistics = model.state_dict().keys() - dict(model.named_parameters()).keys()
-    if statistics:
+    updated = {  # by sums over all processes
+        f"{name}.{buffer}"
+        for name, module in model.named_modules()
+        for buffer, _ in module.named_buffers(recurse=False)
+        if hasattr(module, "after_step")
+    }
+    if model.state_dict().keys() - dict(model.named_parameters()).keys() - updated:
         problem = f"norm={config.norm.name} computes statistics over the batch, and each process only sees a part of it"
         raise ConfigError(problem, f"{place.size} processes", "train it in one process, or with another norm")
     if any(getattr(module, "balance", 0) for module in model.modules()):

@@ -122,11 +122,11 @@ class Step:
         self.optimizer.set_learning_rate(self.lr)
         self._before = [p.detach().clone() for _, p in block_matrices(self.model)] if watched else []
         self._seed_dropout(number)
-        loss, figures = self._zero, dict[str, Tensor]()
+        loss, figures, sums = self._zero, dict[str, Tensor](), dict[str, Tensor]()
         for number_of_part, rows in enumerate(np.split(batch, train.grad_accum), 1):
             mine = self.world.rows(rows)
             with self._exchange(number_of_part == train.grad_accum):
-                part, more, figures_of_part = self.loss(mine)
+                part, more, figures_of_part, sums_of_part = self.loss(mine)
                 if (weight := self._weight(mine, batch)) != 1:
                     part = part * weight
                 if train.grad_accum > 1:
@@ -135,6 +135,8 @@ class Step:
             loss = loss + part.detach()
             for name, figure in figures_of_part.items():
                 figures[name] = figures.get(name, self._zero) + figure / train.grad_accum
+            for name, tensor in sums_of_part.items():
+                sums[name] = sums.get(name, self._zero) + tensor
         self.figures, numbers = list(figures), torch.stack((loss, *figures.values()))
         if self.world.size > 1:
             numbers = self.world.average(numbers)
@@ -154,6 +156,7 @@ class Step:
         self.scaler.step(self.optimizer)  # type: ignore[reportArgumentType]
         self.scaler.update()
         self.model.constrain()
+        self.model.update_state({name: self.world.sum(tensor) for name, tensor in sums.items()})
         self.optimizer.zero_grad()
 
     def _weight(self, rows: np.ndarray, batch: np.ndarray) -> float:
@@ -217,23 +220,23 @@ class Step:
             mine = (self.world.place.rank,) if self.world.place.rank else ()
             torch.manual_seed(stream(self.config.seed, "dropout", number, *mine))
 
-    def loss(self, rows: np.ndarray) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
+    def loss(self, rows: np.ndarray) -> tuple[Tensor, Tensor | None, dict[str, Tensor], dict[str, Tensor]]:
         """Mean cross-entropy of (B, T + 1) tokens in nats per token, and what is trained on besides it, if anything.
 
         That is the z-loss, `z_loss` times the mean square of log sum exp(logits) (Chowdhery et al. 2022,
         arXiv:2204.02311, section 5), and the losses of options. The third value has all of these and the options'
-        figures, by the names they are logged under.
+        figures, by the names they are logged under, the fourth the options' sums.
         """
         with self._forward_context():
             objective = self.parallel or self.compute
-            loss, z_loss, option_losses, figures, *known = objective(*self._inputs_and_targets(rows))
+            loss, z_loss, option_losses, figures, sums, *known = objective(*self._inputs_and_targets(rows))
         if known:
             x_ND, *gradients = known
             loss = attach_gradients(loss, x_ND, self.model.head_weight, *gradients)
         more = [z_loss] if self.config.z_loss else []
         figures = {"train/z_loss": z_loss.detach()} | figures if more else figures
         more += option_losses
-        return loss, torch.stack(more).sum() if len(more) > 1 else next(iter(more), None), figures
+        return loss, torch.stack(more).sum() if len(more) > 1 else next(iter(more), None), figures, sums
 
     @torch.no_grad()
     def window_losses(self, rows: np.ndarray) -> Tensor:
@@ -252,8 +255,8 @@ class Step:
         """Compute the logits in chunks of at most `most_bytes` in float32; 0: all at once.
 
         Sets the two functions that get compiled. `compute` maps inputs and targets to the cross-entropy, the z-loss,
-        and the losses and figures of options; with chunked logits, also to the head's input and the gradients of the
-        first two losses with respect to that input and the head's weight. `compute_nats` maps them to the
+        and the losses, figures and sums of options; with chunked logits, also to the head's input and the gradients of
+        the first two losses with respect to that input and the head's weight. `compute_nats` maps them to the
         cross-entropy of each target.
         """
         model, factor = self.model, self.config.z_loss
@@ -262,7 +265,7 @@ class Step:
             context = model.context(inputs)
             logits_BTV = model.logits(model.hidden(inputs, context), model.head_weight)
             loss, z_loss = losses(logits_BTV.flatten(0, 1), targets, factor)
-            return loss, z_loss, [*context.losses.values()], context.contributed()
+            return loss, z_loss, [*context.losses.values()], context.contributed(), context.sums
 
         def whole_nats(inputs: Tensor, targets: Tensor) -> Tensor:
             return F.cross_entropy(model(inputs).flatten(0, 1).float(), targets, reduction="none")
@@ -272,7 +275,7 @@ class Step:
             x_ND = model.hidden(inputs, context).flatten(0, 1)
             head = x_ND.detach(), model.head_weight.detach()
             loss, z_loss, *gradients = chunked_losses(*head, targets, factor, model.product, model.softcap, most_bytes)
-            return loss, z_loss, [*context.losses.values()], context.contributed(), x_ND, *gradients
+            return loss, z_loss, [*context.losses.values()], context.contributed(), context.sums, x_ND, *gradients
 
         def chunked_nats_(inputs: Tensor, targets: Tensor) -> Tensor:
             x_ND = model.hidden(inputs).flatten(0, 1)
@@ -366,7 +369,7 @@ class Step:
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")  # the compiler recommends TF32
-                loss, more, _ = self.loss(self.world.rows(batch[: self.config.train.batch_size]))
+                loss, more, *_ = self.loss(self.world.rows(batch[: self.config.train.batch_size]))
                 (loss if more is None else loss + more).backward()
         except RuntimeError as error:  # the base class of all compiler errors
             if out_of_memory(error):
@@ -389,7 +392,7 @@ class Objective(nn.Module):
         self.model = step.model
         self._losses = lambda inputs, targets: step.compute(inputs, targets)  # which `compile` replaces
 
-    def forward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, inputs: Tensor, targets: Tensor) -> tuple[Any, ...]:
         return self._losses(inputs, targets)
 
 

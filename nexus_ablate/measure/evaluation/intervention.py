@@ -39,6 +39,7 @@ class Intervention(Evaluation):
         self.calibration = calibration
 
     def __call__(self, subject: Subject) -> dict[str, Any]:
+        subject.require_attention()
         model, windows = subject.model, subject.windows(TARGETS)
         tokens_BT = subject.on_device(subject.calibration(self.calibration))
         threshold = massive_threshold(model, tokens_BT)

@@ -39,6 +39,7 @@ class Streaming(Evaluation):
         Raises:
             NotDefined: Positions are part of the embedding, so a cached token can't move; or the text is too short.
         """
+        subject.require_attention()
         model, window = subject.model, subject.context
         if type(model.position).embed is not Position.embed:
             raise NotDefined("positions are part of the embedding: a token in the cache can't change its position")

@@ -114,6 +114,16 @@ class Subject:
         """(sequences, T) training tokens, the same at every call."""
         return Batches(self.data.train, 0, sequences, self.context, self.data.period).batch(0)[:, :-1]
 
+    def require_attention(self) -> None:
+        """Refuse a model with a mixer that has no attention maps.
+
+        Raises:
+            NotDefined: A layer has such a mixer.
+        """
+        for layer, block in enumerate(self.model.blocks):
+            if getattr(block.attn, "core", None) is None:
+                raise NotDefined(f"the mixer of layer {layer} has no attention maps, no keys and no values")
+
     def require_free_text(self) -> None:
         """Refuse data whose sequences have a fixed length.
 

@@ -1,0 +1,284 @@
+"""Five small options from outside the package, written from docs/adding_an_option.md: what the interface can say."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from tensors import TOKENS, draw
+from torch.nn import functional as F
+
+from nexus_ablate.axes.ffn import FFN
+from nexus_ablate.axes.head import HEAD
+from nexus_ablate.axes.mixer import MIXER
+from nexus_ablate.axes.norm import NORM
+from nexus_ablate.axes.placement import PLACEMENT
+from nexus_ablate.config.compose import compose
+from nexus_ablate.config.options import option_files
+from nexus_ablate.config.plugins import VARIABLE, add_plugins
+from nexus_ablate.model import build_model
+from nexus_ablate.runs import find_runs, read_jsonl
+from nexus_ablate.training.checkpoint import load_newest
+from nexus_ablate.training.distributed import Place, check_world
+from nexus_ablate.training.session import train
+from nexus_ablate.training.step import Step
+
+PLUGINS = {
+    "fading.py": '''
+import torch
+from torch import nn
+from nexus_ablate.axes.mixer import MIXER, Mixer
+from nexus_ablate.axes.modules import Linear
+
+@MIXER.register("fading")
+class Fading(Mixer):
+    """h_t = a h_(t-1) + (1 - a) V x_t with a learned a for each channel, projected."""
+
+    def __init__(self, parts, *, start):
+        super().__init__()
+        D = parts.geometry.d_model
+        self.value, self.out = Linear(D, D, False, role="value"), Linear(D, D, False, role="attn_out")
+        self.logit_D = nn.Parameter(torch.full((D,), start))
+
+    def forward(self, x, context):
+        keep, h, states = torch.sigmoid(self.logit_D), torch.zeros_like(x[:, 0]), []
+        for v in self.value(x).unbind(1):
+            h = keep * h + (1 - keep) * v
+            states.append(h)
+        return self.out(torch.stack(states, 1))
+''',
+    "mixer/fading.yaml": (
+        "# A moving average: an example, published nowhere.\n"
+        "name: fading\nreads: []\nstart: 1.0  # float (-inf, inf); initial logit of what is kept\n"
+    ),
+    "two_ahead.py": '''
+import torch
+from torch import nn
+from torch.nn import functional as F
+from nexus_ablate.axes.head import HEAD, Head
+
+@HEAD.register("two_ahead")
+class TwoAhead(Head):
+    """A second head predicts the token after the next one, in training."""
+
+    def __init__(self, geometry, width, tied, bias, scale, *, factor):
+        super().__init__(geometry, width, tied, bias, scale)
+        self.factor, self.second = factor, nn.Parameter(torch.empty(geometry.vocab_size, width))
+        self.roles |= {"second": "head"}
+
+    def rows(self, x, context):
+        logits = x[:, :-2] @ self.second.T
+        nats = F.cross_entropy(logits.flatten(0, 1).float(), context.tokens_BT[:, 2:].flatten())
+        context.add_loss("two_ahead", self.factor * nats)
+        return super().rows(x, context)
+''',
+    "head/two_ahead.yaml": (
+        "# An auxiliary head for the token after the next one: an example, published nowhere.\n"
+        "name: two_ahead\nfactor: 0.3  # float (0, inf); on its loss\n"
+    ),
+    "balanced.py": '''
+import torch
+from torch.nn import functional as F
+from nexus_ablate.axes.ffn import FFN, FeedForward
+from nexus_ablate.axes.modules import Linear
+
+@FFN.register("balanced")
+class Balanced(FeedForward):
+    """Each token takes one FFN; a bias on the choice moves towards equal loads after every step."""
+
+    def __init__(self, parts, *, experts, rate):
+        super().__init__()
+        g = parts.geometry
+        self.name, self.rate = f"load_{g.layer}", rate
+        self.router = Linear(g.d_model, experts, False, role="gate")
+        self.up = torch.nn.ModuleList(Linear(g.d_model, g.d_ff, False, role="ffn_in") for _ in range(experts))
+        self.down = torch.nn.ModuleList(Linear(g.d_ff, g.d_model, False, role="ffn_out") for _ in range(experts))
+        self.register_buffer("bias_E", torch.zeros(experts))
+
+    def forward(self, x, context):
+        score = torch.sigmoid(self.router(x))
+        chosen = F.one_hot((score + self.bias_E).argmax(-1), score.shape[-1])
+        context.add_sum(self.name, chosen.sum((0, 1)).float())
+        out = torch.stack([down(F.relu(up(x))) for up, down in zip(self.up, self.down)], -1)
+        return (out * (chosen * score)[..., None, :]).sum(-1)
+
+    def after_step(self, sums):
+        load = sums[self.name]
+        self.bias_E += self.rate * torch.sign(load.mean() - load)
+''',
+    "ffn/balanced.yaml": (
+        "# A mixture of experts balanced by a bias. Wang et al. 2024, arXiv:2408.15664.\nname: balanced\n"
+        "experts: 4  # int [2, 64]; FFNs of width d_ff\nrate: 0.001  # float (0, inf); change of the bias in a step\n"
+        "refuses: {ffn_bias=on: the experts have no biases}\n"
+    ),
+    "over_depth.py": '''
+import torch
+from torch import nn
+from nexus_ablate.axes.placement import PLACEMENT, Block
+
+@PLACEMENT.register("over_depth")
+class OverDepth(Block):
+    """Each branch reads a softmax mixture of the embedding and all earlier outputs, by a learned query."""
+
+    def __init__(self, parts):
+        super().__init__(parts)
+        self.norm_attn, self.norm_ffn, self.layer = parts.norm("attn"), parts.norm("ffn"), parts.layer
+        last = parts.layer == parts.geometry.n_layers - 1
+        self.queries = nn.ParameterList(torch.zeros(parts.geometry.d_model) for _ in range(3 if last else 2))
+
+    def enter(self, x):
+        return (x,)
+
+    def residual(self, stream):
+        return stream[-1]
+
+    def mixed(self, stream, query):
+        all_NBTD = torch.stack(stream)
+        keys = all_NBTD / all_NBTD.square().mean(-1, keepdim=True).add(1e-6).sqrt()
+        return (torch.softmax(keys @ query, 0)[..., None] * all_NBTD).sum(0)
+
+    def leave(self, stream, final_norm, context):
+        return final_norm(self.mixed(stream, self.queries[2]))
+
+    def forward(self, stream, context):
+        stream = (*stream, self.attn(self.norm_attn(self.mixed(stream, self.queries[0])), context))
+        return (*stream, self.ffn(self.norm_ffn(self.mixed(stream, self.queries[1])), context))
+''',
+    "placement/over_depth.yaml": (
+        "# Attention over depth instead of a sum: an example, published nowhere.\n"
+        "name: over_depth\nprescribes: {final_norm: on}\nnorm_sites: [attn, ffn]\n"
+    ),
+    "median_norm.py": '''
+import torch
+from torch import nn
+from nexus_ablate.axes.norm import NORM
+
+@NORM.register("median_norm")
+class MedianNorm(nn.Module):
+    """g x / (median of |x| + eps)."""
+
+    def __init__(self, width, bias, site, *, eps):
+        super().__init__()
+        self.gain, self.eps = nn.Parameter(torch.ones(width)), eps
+
+    def forward(self, x):
+        return self.gain * x / (x.abs().median(-1, keepdim=True).values + self.eps)
+''',
+    "norm/median_norm.yaml": (
+        "# Divides by the median magnitude: an example, published nowhere.\n"
+        "name: median_norm\neps: 1.0e-3  # float (0, inf); added to the median\nrefuses: {norm_bias=on: it has none}\n"
+    ),
+}
+OPTIONS = ["mixer=fading", "head=two_ahead", "ffn=balanced", "placement=over_depth", "norm=median_norm"]
+
+
+@pytest.fixture
+def plugins(tmp_path, monkeypatch):
+    """The plugins above, as a directory outside the package; nothing of them is left behind."""
+    monkeypatch.setenv(VARIABLE, "")
+    for registry in (FFN, HEAD, MIXER, NORM, PLACEMENT):
+        monkeypatch.setattr(registry, "_classes", dict(registry._classes))
+    for name, text in PLUGINS.items():
+        path = tmp_path / "lab" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    add_plugins([tmp_path / "lab"])
+    yield
+    for name in [name for name in sys.modules if name.startswith("nexus_ablate_plugin_")]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_it_builds_is_causal_and_every_parameter_learns(plugins, tiny, option):
+    model = build_model(tiny(option, "init=xavier", "tie_embeddings=off"), 11)
+    changed = TOKENS.clone()
+    changed[:, 5:] = 0
+    torch.testing.assert_close(model(changed)[:, :5], model(TOKENS)[:, :5])
+    context = model.context(TOKENS)
+    logits = model.logits(model.hidden(TOKENS, context), model.head_weight)
+    torch.stack([logits.square().sum(), *context.losses.values()]).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_its_recomputed_blocks_have_the_same_gradients(plugins, tiny, option):
+    def gradient(recompute):
+        model = build_model(tiny(option, "init=xavier", f"train.activation_checkpointing={recompute}"), 11)
+        model(TOKENS).square().sum().backward()
+        return model.embedding.weight.grad
+
+    assert torch.equal(gradient("on"), gradient("off"))
+
+
+def test_all_five_train_together_and_in_some_layers_alone(plugins, tiny_run, tmp_path):
+    config = compose([*tiny_run(*OPTIONS, "mixer.layers=[0]", "ffn.layers=[1]", "train.steps=4")])
+    train(config, quiet=True)
+    (path,) = find_runs([tmp_path / "runs"])
+    rows = [row for row in read_jsonl(path / "metrics.jsonl") if "train/loss" in row]
+    assert rows and all(row["option/two_ahead"] > 0 for row in rows)
+    saved = load_newest(path / "checkpoints").tensors["model"]
+    assert saved["blocks.1.ffn.bias_E"].abs().max() > 0 and "blocks.0.ffn.up.weight" in saved
+
+
+def biases(tiny, *overrides, steps=1):
+    """The biases of the experts after some steps on the same four sequences."""
+    config = tiny("ffn=balanced", "train.device=cpu", "init=xavier", *overrides)
+    rows = np.random.default_rng(0).integers(0, 11, (4, 9))
+    step = Step(config, build_model(config, 11).train(), 3, lambda number: rows)
+    for number in range(steps):
+        step.take(number, rows)
+    return [block.ffn.bias_E for block in step.model.blocks]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["train.batch_size=4", "train.activation_checkpointing=on"],
+        ["train.batch_size=2", "train.grad_accum=2"],
+        ["train.batch_size=1", "train.grad_accum=4", "train.activation_checkpointing=on"],
+        ["train.batch_size=4", "train.loss=chunked"],
+    ],
+    ids=" ".join,
+)
+def test_a_state_changes_once_in_a_step_by_the_sums_over_all_its_tokens(plugins, tiny, overrides):
+    plain = biases(tiny, "train.batch_size=4")
+    assert all(bias.abs().max() == pytest.approx(0.001) for bias in plain)
+    assert all(torch.equal(a, b) for a, b in zip(plain, biases(tiny, *overrides), strict=True))
+    assert biases(tiny, *overrides, steps=2)[0].abs().max() == pytest.approx(0.002)
+
+
+def test_validation_and_other_forward_passes_leave_the_state_as_it_is(plugins, tiny):
+    model = build_model(tiny("ffn=balanced"), 11).train()
+    model(TOKENS)
+    assert not any(block.ffn.bias_E.any() for block in model.blocks)
+
+
+def test_several_processes_may_share_a_state_that_sums_change(plugins, tiny):
+    check_world(tiny("ffn=balanced", "train.batch_size=4"), Place(0, 2))
+
+
+def test_the_recurrence_and_the_norm_are_what_they_say(plugins, tiny):
+    model = build_model(tiny("mixer=fading", "mixer.start=0", "norm=median_norm"), 11)
+    mixer, x = model.blocks[0].attn, draw(2, 8, 16)
+    weight = torch.tensor([[0.5 ** (t - s + 1) if s <= t else 0.0 for s in range(8)] for t in range(8)])
+    torch.testing.assert_close(mixer(x, model.context(TOKENS)), mixer.out(weight @ mixer.value(x)))
+    x = torch.tensor([[1.0, -3.0, 2.0] * 5 + [2.0]])
+    torch.testing.assert_close(model.final_norm(x), x / 2.001)
+
+
+def test_attention_over_depth_starts_as_the_mean_of_the_embedding_and_all_outputs(plugins, tiny):
+    model = build_model(tiny("placement=over_depth"), 11)
+    context, outputs = model.context(TOKENS), [model.embedding(TOKENS)]
+    for block in model.blocks:
+        for branch, norm in ((block.attn, block.norm_attn), (block.ffn, block.norm_ffn)):
+            outputs.append(branch(norm(torch.stack(outputs).mean(0)), context))
+    expected = F.linear(model.final_norm(torch.stack(outputs).mean(0)), model.head_weight)
+    torch.testing.assert_close(model(TOKENS), expected)
+
+
+def test_each_is_two_files():
+    names = [option.split("=") for option in OPTIONS]
+    assert PLUGINS.keys() == {f"{n}.py" for _, n in names} | {f"{axis}/{n}.yaml" for axis, n in names}
+    assert not [option for option in OPTIONS if option.partition("=")[2] in option_files(option.partition("=")[0])]
