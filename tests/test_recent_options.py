@@ -16,14 +16,17 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import MixtralConfig
 from transformers.activations import XIELUActivation
+from transformers.models.deepseek_v4.configuration_deepseek_v4 import DeepseekV4Config
+from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4HyperConnection
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock, load_balancing_loss_func
 
 from nexus_ablate.axes.ffn import FFN, FFNParts
 from nexus_ablate.axes.modules import Geometry
-from nexus_ablate.axes.placement import doubly_stochastic
+from nexus_ablate.axes.placement import ManifoldConnection, doubly_stochastic
 from nexus_ablate.config.options import default_option
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.model import build_model
+from nexus_ablate.optimizers import decay_groups
 from nexus_ablate.training.step import Step
 
 D, F_WIDTH = 8, 20
@@ -323,34 +326,65 @@ def test_hyper_connections_start_as_pre_norm_whatever_the_number_of_streams(tiny
     assert reads == [1, 3]
 
 
-def test_manifold_constrained_hyper_connections_are_their_published_equations(tiny):
-    model = model_of(tiny, "placement=mhc", "placement.streams=3")
-    stream = draw(2, 8, 3, 16)
-    for block in model.blocks:
-        expected = stream
-        for connect, norm, branch in (
-            (block.connect_attn, block.norm_attn, block.attn),
-            (block.connect_ffn, block.norm_ffn, block.ffn),
-        ):
-            vector = expected.reshape(2, 8, 48)
-            normed = vector / (vector.square().mean(-1, keepdim=True) + 1e-6).sqrt()
-            a, b = connect.factors, connect.constant
-            pre = torch.sigmoid(a[0] * (normed @ connect.map[:, :3]) + b[:3])
-            post = 2 * torch.sigmoid(a[1] * (normed @ connect.map[:, 3:6]) + b[3:6])
-            res = (a[2] * (normed @ connect.map[:, 6:]) + b[6:]).exp().view(2, 8, 3, 3)
-            for _ in range(20):
-                res = res / res.sum(-1, keepdim=True)
-                res = res / res.sum(-2, keepdim=True)
-            close(res.sum(-1), torch.ones(2, 8, 3))
-            out = branch(norm(torch.einsum("btn,btnd->btd", pre, expected)), model.context(TOKENS))
-            expected = torch.einsum("btij,btjd->btid", res, expected) + torch.einsum("btn,btd->btnd", post, out)
-        close(block(stream, model.context(TOKENS)), expected)
+def deepseek_v4(connection):
+    """The connection of transformers' DeepSeek-V4 with the same weights, whose `comb` is the transposed mixture."""
+    n, width = connection.streams, len(connection.map) // connection.streams
+    sizes = {"hidden_size": width, "hc_mult": n, "hc_sinkhorn_iters": connection.iterations}
+    library = DeepseekV4HyperConnection(DeepseekV4Config(**sizes, hc_eps=0.0, rms_norm_eps=1e-6))
+    order = torch.cat((torch.arange(2 * n), 2 * n + torch.arange(n * n).view(n, n).T.flatten()))
+    with torch.no_grad():
+        library.fn.copy_(connection.map.T[order])
+        library.base.copy_(connection.constant[order])
+        library.scale.copy_(connection.factors)
+    return library, order
+
+
+@pytest.mark.parametrize("iterations", [1, 20])
+def test_manifold_constrained_hyper_connections_are_those_of_deepseek_v4_in_output_and_gradients(iterations):
+    connection = randomise(ManifoldConnection(16, 3, 0, iterations))
+    library, order = deepseek_v4(connection)
+    stream, branch = draw(2, 8, 3, 16), nn.Linear(16, 16)
+    received, mixture, read = library(stream)
+    expected = received[..., None] * branch(read)[..., None, :] + mixture.transpose(-1, -2) @ stream
+    actual = connection(stream, branch)
+    close(actual, expected)
+    actual.square().sum().backward()
+    expected.square().sum().backward()
+    for ours, theirs in (
+        (connection.map.grad.T[order], library.fn.grad),
+        (connection.constant.grad[order], library.base.grad),
+        (connection.factors.grad, library.scale.grad),
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4 * theirs.abs().max().item())
+
+
+def test_manifold_constrained_hyper_connections_start_at_their_published_constants(tiny):
+    model = build_model(tiny("placement=mhc"), 11)
+    connections = [c for block in model.blocks for c in (block.connect_attn, block.connect_ffn)]
+    for index, connection in enumerate(connections):
+        read, received, mixed = connection.constant.split((4, 4, 16))
+        assert read.tolist() == [3.0 if stream == index else -3.0 for stream in range(4)]
+        assert not received.any() and not connection.map.any()
+        assert torch.equal(mixed.view(4, 4), 6 * torch.eye(4) - 3)
+        assert torch.equal(connection.factors, torch.full((3,), 0.01))
+
+
+@pytest.mark.parametrize(
+    ("placement", "decayed"),
+    [("hyper", {"alpha_map_Dm", "beta_map_D"}), ("mhc", {"map"}), ("hyper dynamic=off", set())],
+)
+def test_of_a_hyper_connection_the_projections_decay_and_the_constants_do_not(tiny, placement, decayed):
+    model = build_model(tiny(*f"placement={placement}".replace(" ", " placement.").split()), 11)
+    names = (name for name in decay_groups(model, "matrices")["decayed"] if ".connect_" in name)
+    assert {name.rpartition(".")[2] for name in names} == decayed
 
 
 def test_twenty_iterations_bring_the_mixtures_of_mhc_to_doubly_stochastic_matrices_and_one_does_not():
+    """Rows are divided last, so what enters each stream always sums to 1."""
     for iterations, reached in ((1, False), (20, True)):
-        sums = doubly_stochastic(draw(5, 4, 4), iterations).sum(-1)
-        assert ((sums - 1).abs().max() < 1e-3) == reached
+        matrix = doubly_stochastic(draw(5, 4, 4), iterations)
+        close(matrix.sum(-1), torch.ones(5, 4))
+        assert ((matrix.sum(-2) - 1).abs().max() < 1e-3) == reached
 
 
 def test_siamese_norm_is_the_authors_block_and_end(tiny):
