@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from nexus_ablate.axes.param import Factors, MaximalUpdate
-from nexus_ablate.bench.coordinates import check_coordinates
+from nexus_ablate.bench.coordinates import FLAT, check_coordinates
 from nexus_ablate.cli import main
+from nexus_ablate.cli.bench import WIDTHS
 from nexus_ablate.model import GPT
 
 TINY = ("model.n_layers=1", "model.d_model=64", "model.n_heads=4", "model.context=16")
@@ -62,26 +66,25 @@ def test_mup_without_its_learning_rates_fails(capsys, monkeypatch):
     assert checked(capsys, *MUP)[0] == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        "value=residual model.n_layers=2",
-        "value=embedding",
-        "normalizer=ssmax",
-        "normalizer=sigmoid normalizer.bias=auto",
-        "conv=canon",
-        "ffn=xielu",
-        "ffn=polynorm",
-        "norm=rms_nonparam",
-    ],
-)
-def test_an_option_of_recent_years_that_mup_does_not_refuse_passes(capsys, overrides):
-    assert checked(capsys, *MUP, *overrides.split())[0] == 0
+def said_of_mup():
+    """The options that docs/recent_options.md says to pass or to fail under muP, with the exit status of the check."""
+    page = (Path(__file__).parent.parent / "docs/recent_options.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([^`]+)` .* (passes|fails) \|$", page, re.M)
+    return [(f"param=mup {overrides}", ("passes", "fails").index(word)) for overrides, word in rows]
 
 
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.parametrize(("param", "status"), [("mup", 0), ("sp", 1)])
-def test_the_check_at_its_defaults(param, status):
-    assert main(["bench", "coordinates", f"param={param}"]) == status
+@pytest.mark.parametrize(
+    ("overrides", "status"), [("param=mup", 0), ("param=sp", 1), ("param=mup ffn=gelu", 1), *said_of_mup()]
+)
+def test_the_check_at_its_defaults_says_what_the_pages_do(overrides, status):
+    assert main(["bench", "coordinates", *overrides.split()]) == status
+
+
+def test_the_pages_give_the_tolerance_and_the_widths_of_the_check():
+    for page in ("recent_options.md", "learning_rate_transfer.md"):
+        text = " ".join((Path(__file__).parent.parent / "docs" / page).read_text(encoding="utf-8").split())
+        assert f"at most {FLAT}" in text
+        assert f"widths {WIDTHS[0]} to {WIDTHS[-1]}" in text
+    assert len(said_of_mup()) == 8

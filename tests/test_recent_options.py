@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tensors import TOKENS, draw, option_with, randomise
+from tensors import TOKENS, draw, next_token_loss, option_with, randomise
 from torch import nn
 from torch.nn import functional as F
 from transformers import MixtralConfig
@@ -26,7 +27,7 @@ from nexus_ablate.axes.placement import ManifoldConnection, doubly_stochastic
 from nexus_ablate.config.options import default_option
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.model import build_model
-from nexus_ablate.optimizers import decay_groups
+from nexus_ablate.optimizers import build_optimizer, decay_groups
 from nexus_ablate.training.step import Step
 
 D, F_WIDTH = 8, 20
@@ -55,6 +56,19 @@ def same(tiny, first, second):
         shared = ("embedding.weight", "blocks.1.attn.query.weight", "blocks.0.attn.out.weight")
         results.append([logits, *(dict(model.named_parameters())[name].grad for name in shared)])
     return all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def losses(model, config, steps=20):
+    """The losses of the first steps with the configuration's optimizer."""
+    optimizer, results = build_optimizer(model, config.optim, config.weight_decay), []
+    optimizer.set_learning_rate(1e-2)
+    for _ in range(steps):
+        loss = next_token_loss(model)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        results.append(loss.item())
+    return results
 
 
 # ------------------------------------------------------------------------------------------------- norms and FFNs
@@ -132,14 +146,14 @@ def test_a_mixture_of_experts_is_mixtral_s_in_output_gradients_and_balance_loss(
     assert 1 <= added.figures["largest_load"] <= experts / active + 1e-5
 
 
-def test_a_mixture_of_one_expert_is_swiglu_exactly():
-    module, plain, added = mixture(experts=1, active=1, balance=0.0), ffn("swiglu"), Added()
+def test_a_mixture_of_one_expert_trains_as_swiglu_with_the_same_weights(tiny):
+    configs = tiny("ffn=moe", "ffn.experts=1", "ffn.active=1"), tiny("ffn=swiglu", "d_ff_ratio=4/3")
+    mixed, plain = (build_model(config, 11) for config in configs)
     with torch.no_grad():
-        for name in ("gate", "up", "down"):
-            getattr(plain, name).weight.copy_(getattr(module, name)[0])
-    x = draw(2, 5, D)
-    close(module(x, added), plain(x, added))
-    assert added.losses == {}
+        for one, other in zip(mixed.blocks, plain.blocks, strict=True):
+            for name in ("gate", "up", "down"):
+                getattr(other.ffn, name).weight.copy_(getattr(one.ffn, name)[0])
+    assert losses(mixed, configs[0]) == pytest.approx(losses(plain, configs[1]), abs=1e-5)
 
 
 @pytest.mark.parametrize("width", [3, 5, 18, 21])
@@ -410,7 +424,7 @@ def unit(x, axis=-1):
 
 
 def ngpt_logits(model, tokens):
-    """The authors' model (NVIDIA/ngpt, model.py) with these weights."""
+    """The authors' model (NVIDIA/ngpt, model.py) with these weights, and RoPE, as its rotation is meant to be."""
     d_model, heads, d = 16, 2, 8
     base = d_model**-0.5
     h, T = model.embedding.weight[tokens], tokens.shape[1]
@@ -436,7 +450,7 @@ def ngpt_logits(model, tokens):
     return h @ model.head.weight.T * (model.head.logit_scale_V / base)
 
 
-def test_ngpt_is_the_authors_model(tiny):
+def test_ngpt_is_the_authors_model_with_rope(tiny):
     model = build_model(tiny("preset=ngpt"), 11)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -457,7 +471,12 @@ def test_ngpt_s_weights_have_length_1_at_the_start_and_after_a_step(tiny):
                 close(weight.norm(dim=axis), torch.ones_like(weight.norm(dim=axis)))
         step.take(0, rows)
     assert not torch.equal(before["head.weight"], step.model.head.weight)
-    assert config.weight_decay == 0 and config.schedule.warmup == 0 and not config.tie_embeddings
+
+
+def test_ngpt_s_training_is_that_of_the_authors_train_py(tiny):
+    config = tiny("preset=ngpt")
+    assert (config.weight_decay, config.schedule.warmup, config.schedule.final_lr) == (0, 0, 0)
+    assert not config.tie_embeddings
 
 
 # ------------------------------------------------------------------------------------------------- values by layer
@@ -544,21 +563,37 @@ def test_what_an_option_cannot_be_combined_with_is_refused_in_three_lines(tiny, 
     assert len(str(refused.value).splitlines()) == 3
 
 
-@pytest.mark.parametrize(
-    ("overrides", "plain"),
-    [
-        (["value=residual", "value.own=1", "value.first=0"], []),
-        (["value=embedding", "value.own=1", "value.embedding=0"], []),
-        (["normalizer=sigmoid", "normalizer.bias=0"], ["normalizer=sigmoid"]),
-        (["placement=hyper", "placement.streams=1", "placement.dynamic=off"], []),
-        (["head=scaled", "head.scale_start=1"], []),
-        (["position=rope_yarn", "position.factor=1"], ["position=rope"]),
-        (["norm=rms_nonparam"], ["norm=rms"]),
-    ],
-    ids=lambda x: " ".join(x)[:60] or "baseline",
-)
-def test_an_option_can_be_turned_off_exactly(tiny, overrides, plain):
-    assert same(tiny, overrides, plain)
+OFF = [
+    ("value=residual value.own=1 value.first=0", ""),
+    ("value=embedding value.own=1 value.embedding=0 value.learned=off", ""),
+    ("normalizer=sigmoid normalizer.bias=0", "normalizer=sigmoid"),
+    ("position=rope_yarn position.factor=1", "position=rope"),
+]
+EQUAL_AT_THE_START = [
+    ("value=embedding value.own=1 value.embedding=0", ""),
+    ("placement=hyper placement.streams=1 placement.dynamic=off", ""),
+    ("head=scaled head.scale_start=1", ""),
+    ("norm=rms_nonparam", "norm=rms"),
+]
+
+
+@pytest.mark.parametrize(("switched", "plain"), [*OFF, *EQUAL_AT_THE_START])
+def test_an_option_can_be_turned_off_for_good_or_at_the_start(tiny, switched, plain):
+    assert same(tiny, switched.split(), plain.split())
+    configs = [tiny("init=xavier", *overrides.split()) for overrides in (switched, plain)]
+    one, other = (losses(build_model(config, 11), config) for config in configs)
+    assert one[0] == other[0]
+    assert (one == other) is ((switched, plain) in OFF)
+
+
+def test_the_page_of_recent_options_says_which_of_their_switches_hold_at_the_start_alone():
+    page = (Path(__file__).parent.parent / "docs/recent_options.md").read_text(encoding="utf-8")
+    for switched, _ in EQUAL_AT_THE_START[1:]:
+        option, *keys = switched.split()
+        row = next(
+            line for line in page.splitlines() if line.startswith("|") and all(k in line for k in (option, *keys))
+        )
+        assert "equal at the start" in row
 
 
 @pytest.mark.parametrize("option", ["value=residual", "value=embedding", "ffn=moe", "placement=hyper", "conv=canon"])
