@@ -7,23 +7,27 @@ from __future__ import annotations
 
 import itertools
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tensors import TOKENS, draw, option_with, randomise
+from tensors import TOKENS, draw, next_token_loss, option_with, randomise
 from torch import nn
 from torch.nn import functional as F
 from transformers import MixtralConfig
 from transformers.activations import XIELUActivation
+from transformers.models.deepseek_v4.configuration_deepseek_v4 import DeepseekV4Config
+from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4HyperConnection
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock, load_balancing_loss_func
 
 from nexus_ablate.axes.ffn import FFN, FFNParts
 from nexus_ablate.axes.modules import Geometry
-from nexus_ablate.axes.placement import doubly_stochastic
+from nexus_ablate.axes.placement import ManifoldConnection, doubly_stochastic
 from nexus_ablate.config.options import default_option
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.model import build_model
+from nexus_ablate.optimizers import build_optimizer, decay_groups
 from nexus_ablate.training.step import Step
 
 D, F_WIDTH = 8, 20
@@ -52,6 +56,19 @@ def same(tiny, first, second):
         shared = ("embedding.weight", "blocks.1.attn.query.weight", "blocks.0.attn.out.weight")
         results.append([logits, *(dict(model.named_parameters())[name].grad for name in shared)])
     return all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def losses(model, config, steps=20):
+    """The losses of the first steps with the configuration's optimizer."""
+    optimizer, results = build_optimizer(model, config.optim, config.weight_decay), []
+    optimizer.set_learning_rate(1e-2)
+    for _ in range(steps):
+        loss = next_token_loss(model)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        results.append(loss.item())
+    return results
 
 
 # ------------------------------------------------------------------------------------------------- norms and FFNs
@@ -129,14 +146,14 @@ def test_a_mixture_of_experts_is_mixtral_s_in_output_gradients_and_balance_loss(
     assert 1 <= added.figures["largest_load"] <= experts / active + 1e-5
 
 
-def test_a_mixture_of_one_expert_is_swiglu_exactly():
-    module, plain, added = mixture(experts=1, active=1, balance=0.0), ffn("swiglu"), Added()
+def test_a_mixture_of_one_expert_trains_as_swiglu_with_the_same_weights(tiny):
+    configs = tiny("ffn=moe", "ffn.experts=1", "ffn.active=1"), tiny("ffn=swiglu", "d_ff_ratio=4/3")
+    mixed, plain = (build_model(config, 11) for config in configs)
     with torch.no_grad():
-        for name in ("gate", "up", "down"):
-            getattr(plain, name).weight.copy_(getattr(module, name)[0])
-    x = draw(2, 5, D)
-    close(module(x, added), plain(x, added))
-    assert added.losses == {}
+        for one, other in zip(mixed.blocks, plain.blocks, strict=True):
+            for name in ("gate", "up", "down"):
+                getattr(other.ffn, name).weight.copy_(getattr(one.ffn, name)[0])
+    assert losses(mixed, configs[0]) == pytest.approx(losses(plain, configs[1]), abs=1e-5)
 
 
 @pytest.mark.parametrize("width", [3, 5, 18, 21])
@@ -323,34 +340,65 @@ def test_hyper_connections_start_as_pre_norm_whatever_the_number_of_streams(tiny
     assert reads == [1, 3]
 
 
-def test_manifold_constrained_hyper_connections_are_their_published_equations(tiny):
-    model = model_of(tiny, "placement=mhc", "placement.streams=3")
-    stream = draw(2, 8, 3, 16)
-    for block in model.blocks:
-        expected = stream
-        for connect, norm, branch in (
-            (block.connect_attn, block.norm_attn, block.attn),
-            (block.connect_ffn, block.norm_ffn, block.ffn),
-        ):
-            vector = expected.reshape(2, 8, 48)
-            normed = vector / (vector.square().mean(-1, keepdim=True) + 1e-6).sqrt()
-            a, b = connect.factors, connect.constant
-            pre = torch.sigmoid(a[0] * (normed @ connect.map[:, :3]) + b[:3])
-            post = 2 * torch.sigmoid(a[1] * (normed @ connect.map[:, 3:6]) + b[3:6])
-            res = (a[2] * (normed @ connect.map[:, 6:]) + b[6:]).exp().view(2, 8, 3, 3)
-            for _ in range(20):
-                res = res / res.sum(-1, keepdim=True)
-                res = res / res.sum(-2, keepdim=True)
-            close(res.sum(-1), torch.ones(2, 8, 3))
-            out = branch(norm(torch.einsum("btn,btnd->btd", pre, expected)), model.context(TOKENS))
-            expected = torch.einsum("btij,btjd->btid", res, expected) + torch.einsum("btn,btd->btnd", post, out)
-        close(block(stream, model.context(TOKENS)), expected)
+def deepseek_v4(connection):
+    """The connection of transformers' DeepSeek-V4 with the same weights, whose `comb` is the transposed mixture."""
+    n, width = connection.streams, len(connection.map) // connection.streams
+    sizes = {"hidden_size": width, "hc_mult": n, "hc_sinkhorn_iters": connection.iterations}
+    library = DeepseekV4HyperConnection(DeepseekV4Config(**sizes, hc_eps=0.0, rms_norm_eps=1e-6))
+    order = torch.cat((torch.arange(2 * n), 2 * n + torch.arange(n * n).view(n, n).T.flatten()))
+    with torch.no_grad():
+        library.fn.copy_(connection.map.T[order])
+        library.base.copy_(connection.constant[order])
+        library.scale.copy_(connection.factors)
+    return library, order
+
+
+@pytest.mark.parametrize("iterations", [1, 20])
+def test_manifold_constrained_hyper_connections_are_those_of_deepseek_v4_in_output_and_gradients(iterations):
+    connection = randomise(ManifoldConnection(16, 3, 0, iterations))
+    library, order = deepseek_v4(connection)
+    stream, branch = draw(2, 8, 3, 16), nn.Linear(16, 16)
+    received, mixture, read = library(stream)
+    expected = received[..., None] * branch(read)[..., None, :] + mixture.transpose(-1, -2) @ stream
+    actual = connection(stream, branch)
+    close(actual, expected)
+    actual.square().sum().backward()
+    expected.square().sum().backward()
+    for ours, theirs in (
+        (connection.map.grad.T[order], library.fn.grad),
+        (connection.constant.grad[order], library.base.grad),
+        (connection.factors.grad, library.scale.grad),
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4 * theirs.abs().max().item())
+
+
+def test_manifold_constrained_hyper_connections_start_at_their_published_constants(tiny):
+    model = build_model(tiny("placement=mhc"), 11)
+    connections = [c for block in model.blocks for c in (block.connect_attn, block.connect_ffn)]
+    for index, connection in enumerate(connections):
+        read, received, mixed = connection.constant.split((4, 4, 16))
+        assert read.tolist() == [3.0 if stream == index else -3.0 for stream in range(4)]
+        assert not received.any() and not connection.map.any()
+        assert torch.equal(mixed.view(4, 4), 6 * torch.eye(4) - 3)
+        assert torch.equal(connection.factors, torch.full((3,), 0.01))
+
+
+@pytest.mark.parametrize(
+    ("placement", "decayed"),
+    [("hyper", {"alpha_map_Dm", "beta_map_D"}), ("mhc", {"map"}), ("hyper dynamic=off", set())],
+)
+def test_of_a_hyper_connection_the_projections_decay_and_the_constants_do_not(tiny, placement, decayed):
+    model = build_model(tiny(*f"placement={placement}".replace(" ", " placement.").split()), 11)
+    names = (name for name in decay_groups(model, "matrices")["decayed"] if ".connect_" in name)
+    assert {name.rpartition(".")[2] for name in names} == decayed
 
 
 def test_twenty_iterations_bring_the_mixtures_of_mhc_to_doubly_stochastic_matrices_and_one_does_not():
+    """Rows are divided last, so what enters each stream always sums to 1."""
     for iterations, reached in ((1, False), (20, True)):
-        sums = doubly_stochastic(draw(5, 4, 4), iterations).sum(-1)
-        assert ((sums - 1).abs().max() < 1e-3) == reached
+        matrix = doubly_stochastic(draw(5, 4, 4), iterations)
+        close(matrix.sum(-1), torch.ones(5, 4))
+        assert ((matrix.sum(-2) - 1).abs().max() < 1e-3) == reached
 
 
 def test_siamese_norm_is_the_authors_block_and_end(tiny):
@@ -376,7 +424,7 @@ def unit(x, axis=-1):
 
 
 def ngpt_logits(model, tokens):
-    """The authors' model (NVIDIA/ngpt, model.py) with these weights."""
+    """The authors' model (NVIDIA/ngpt, model.py) with these weights, and RoPE, as its rotation is meant to be."""
     d_model, heads, d = 16, 2, 8
     base = d_model**-0.5
     h, T = model.embedding.weight[tokens], tokens.shape[1]
@@ -402,7 +450,7 @@ def ngpt_logits(model, tokens):
     return h @ model.head.weight.T * (model.head.logit_scale_V / base)
 
 
-def test_ngpt_is_the_authors_model(tiny):
+def test_ngpt_is_the_authors_model_with_rope(tiny):
     model = build_model(tiny("preset=ngpt"), 11)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -423,7 +471,12 @@ def test_ngpt_s_weights_have_length_1_at_the_start_and_after_a_step(tiny):
                 close(weight.norm(dim=axis), torch.ones_like(weight.norm(dim=axis)))
         step.take(0, rows)
     assert not torch.equal(before["head.weight"], step.model.head.weight)
-    assert config.weight_decay == 0 and config.schedule.warmup == 0 and not config.tie_embeddings
+
+
+def test_ngpt_s_training_is_that_of_the_authors_train_py(tiny):
+    config = tiny("preset=ngpt")
+    assert (config.weight_decay, config.schedule.warmup, config.schedule.final_lr) == (0, 0, 0)
+    assert not config.tie_embeddings
 
 
 # ------------------------------------------------------------------------------------------------- values by layer
@@ -510,21 +563,37 @@ def test_what_an_option_cannot_be_combined_with_is_refused_in_three_lines(tiny, 
     assert len(str(refused.value).splitlines()) == 3
 
 
-@pytest.mark.parametrize(
-    ("overrides", "plain"),
-    [
-        (["value=residual", "value.own=1", "value.first=0"], []),
-        (["value=embedding", "value.own=1", "value.embedding=0"], []),
-        (["normalizer=sigmoid", "normalizer.bias=0"], ["normalizer=sigmoid"]),
-        (["placement=hyper", "placement.streams=1", "placement.dynamic=off"], []),
-        (["head=scaled", "head.scale_start=1"], []),
-        (["position=rope_yarn", "position.factor=1"], ["position=rope"]),
-        (["norm=rms_nonparam"], ["norm=rms"]),
-    ],
-    ids=lambda x: " ".join(x)[:60] or "baseline",
-)
-def test_an_option_can_be_turned_off_exactly(tiny, overrides, plain):
-    assert same(tiny, overrides, plain)
+OFF = [
+    ("value=residual value.own=1 value.first=0", ""),
+    ("value=embedding value.own=1 value.embedding=0 value.learned=off", ""),
+    ("normalizer=sigmoid normalizer.bias=0", "normalizer=sigmoid"),
+    ("position=rope_yarn position.factor=1", "position=rope"),
+]
+EQUAL_AT_THE_START = [
+    ("value=embedding value.own=1 value.embedding=0", ""),
+    ("placement=hyper placement.streams=1 placement.dynamic=off", ""),
+    ("head=scaled head.scale_start=1", ""),
+    ("norm=rms_nonparam", "norm=rms"),
+]
+
+
+@pytest.mark.parametrize(("switched", "plain"), [*OFF, *EQUAL_AT_THE_START])
+def test_an_option_can_be_turned_off_for_good_or_at_the_start(tiny, switched, plain):
+    assert same(tiny, switched.split(), plain.split())
+    configs = [tiny("init=xavier", *overrides.split()) for overrides in (switched, plain)]
+    one, other = (losses(build_model(config, 11), config) for config in configs)
+    assert one[0] == other[0]
+    assert (one == other) is ((switched, plain) in OFF)
+
+
+def test_the_page_of_recent_options_says_which_of_their_switches_hold_at_the_start_alone():
+    page = (Path(__file__).parent.parent / "docs/recent_options.md").read_text(encoding="utf-8")
+    for switched, _ in EQUAL_AT_THE_START[1:]:
+        option, *keys = switched.split()
+        row = next(
+            line for line in page.splitlines() if line.startswith("|") and all(k in line for k in (option, *keys))
+        )
+        assert "equal at the start" in row
 
 
 @pytest.mark.parametrize("option", ["value=residual", "value=embedding", "ffn=moe", "placement=hyper", "conv=canon"])

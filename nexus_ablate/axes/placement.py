@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from nexus_ablate.axes.context import Context
 from nexus_ablate.axes.modules import Geometry
 from nexus_ablate.config.options import Registry
-from nexus_ablate.config.roles import VECTOR
+from nexus_ablate.config.roles import SMALL_MAP, VECTOR
 
 
 @dataclass(frozen=True)
@@ -433,12 +433,14 @@ class Connection(nn.Module):
         read_n1 = F.one_hot(torch.tensor([index % streams]), streams).float().T
         self.alpha_nm = nn.Parameter(torch.cat((read_n1, torch.eye(streams)), 1))
         self.beta_n = nn.Parameter(torch.ones(streams))
-        self.roles = {"alpha_nm": VECTOR, "alpha_map_Dm": VECTOR}
+        self.roles = {"alpha_nm": VECTOR}
         self.norm = None
         if dynamic:
             self.norm = nn.LayerNorm(d_model)
-            self.alpha_map_Dm = nn.Parameter(torch.zeros(d_model, streams + 1))
-            self.beta_map_D = nn.Parameter(torch.zeros(d_model))
+            self.alpha_map_Dm = nn.Parameter(torch.empty(d_model, streams + 1))
+            self.beta_map_D = nn.Parameter(torch.empty(d_model))
+            self.roles |= dict.fromkeys(("alpha_map_Dm", "beta_map_D"), SMALL_MAP)
+            self.stds = dict.fromkeys(("alpha_map_Dm", "beta_map_D"), 0.0)
             self.alpha_scale, self.beta_scale = nn.Parameter(torch.tensor(0.01)), nn.Parameter(torch.tensor(0.01))
 
     def forward(self, x_BTnD: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
@@ -457,17 +459,22 @@ class ManifoldConnection(nn.Module):
     """As `Connection`, with a doubly stochastic mixture of the streams, and what is read and received not negative.
 
     From the normed streams as one vector of n D channels: read sigmoid(.), received 2 sigmoid(.), mixed by `iterations`
-    of Sinkhorn and Knopp on exp(.), each of a constant plus a factor, initially 0.01, times a projection.
+    of Sinkhorn and Knopp on exp(.), each of a constant plus a factor, initially 0.01, times a projection, initially 0.
+
+    Args:
+        index: The index of the branch, from 0; at the start it reads mostly stream index mod n.
     """
 
-    def __init__(self, d_model: int, streams: int, iterations: int) -> None:
+    def __init__(self, d_model: int, streams: int, index: int, iterations: int) -> None:
         super().__init__()
         self.streams, self.iterations = streams, iterations
-        outputs = 2 * streams + streams**2
-        self.map = nn.Parameter(torch.zeros(streams * d_model, outputs))
-        self.constant = nn.Parameter(torch.zeros(outputs))
+        read_n = torch.full((streams,), -3.0)
+        read_n[index % streams] = 3.0
+        received_n, mixed_nn = torch.zeros(streams), 6 * torch.eye(streams) - 3
+        self.constant = nn.Parameter(torch.cat((read_n, received_n, mixed_nn.flatten())))
+        self.map = nn.Parameter(torch.empty(streams * d_model, len(self.constant)))
         self.factors = nn.Parameter(torch.full((3,), 0.01))
-        self.roles = {"map": VECTOR}
+        self.roles, self.stds = {"map": SMALL_MAP}, {"map": 0.0}
 
     def forward(self, x_BTnD: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
         """The streams after the branch."""
@@ -482,11 +489,11 @@ class ManifoldConnection(nn.Module):
 
 
 def doubly_stochastic(logit_nn: Tensor, iterations: int) -> Tensor:
-    """exp(logits), rows and columns divided by their sums in turn (Sinkhorn & Knopp 1967), (..., n, n)."""
+    """exp(logits), columns and rows divided by their sums in turn (Sinkhorn & Knopp 1967), (..., n, n)."""
     matrix_nn = torch.exp(logit_nn - logit_nn.amax((-2, -1), keepdim=True))
     for _ in range(iterations):
-        matrix_nn = matrix_nn / matrix_nn.sum(-1, keepdim=True)
         matrix_nn = matrix_nn / matrix_nn.sum(-2, keepdim=True)
+        matrix_nn = matrix_nn / matrix_nn.sum(-1, keepdim=True)
     return matrix_nn
 
 
@@ -519,7 +526,10 @@ class HyperConnections(Streams):
     """n streams: f reads a mixture of them, they mix, and each receives a share of f. Zhu et al., arXiv:2409.19606.
 
     H <- A_r' H + beta f(N(A_m' H)): Eq. 2 to 5, with dynamic weights as in Algorithm 2 of its appendix, tanh of a
-    projection of the normed streams times 0.01. At the start the sum of the streams is n times that of pre-norm.
+    projection of the normed streams times 0.01. It starts as Eq. 14: as pre-norm, with n times its sum. As in the
+    paper, the projections decay and the constants don't. The paper also scales the initial output projections "by a
+    factor of sqrt(n)" for the sum of the streams. We don't: it doesn't say whether that multiplies or divides, and
+    `hyper` would then differ from `pre` in its first values too.
     """
 
     def __init__(self, parts: Parts, *, streams: int, dynamic: bool) -> None:
@@ -533,11 +543,13 @@ class ManifoldHyperConnections(Streams):
     """Hyper-connections whose streams mix by doubly stochastic matrices. Xie et al. 2025 (mHC), arXiv:2512.24880.
 
     H <- H_res H + H_post f(N(H_pre H)), H_pre = sigmoid, H_post = 2 sigmoid, H_res = Sinkhorn-Knopp, all of projections
-    of the normed streams. The authors' code isn't public; the equations are those of two ports (MaxText, layers/mhc.py;
-    hyper-connections 0.4.9). Projections and constants start at 0, which is our choice: as pre-norm, times n.
+    of the normed streams: Eq. 7 to 9. The initial values are those that PaddleFleet (hyper_connection.py,
+    `mhc_single_stream_init`) takes from appendix A.6 of the paper; its version 2, which we read, has the 0.01 alone.
+    They are pre-norm, times n, and tell the streams apart: with constants that are alike for all streams and
+    projections of 0, the streams would stay equal for ever. Decay and sum of the streams are those of `hyper`.
     """
 
     def __init__(self, parts: Parts, *, streams: int, iterations: int) -> None:
         super().__init__(parts, streams)
-        self.connect_attn = ManifoldConnection(parts.geometry.d_model, streams, iterations)
-        self.connect_ffn = ManifoldConnection(parts.geometry.d_model, streams, iterations)
+        self.connect_attn = ManifoldConnection(parts.geometry.d_model, streams, 2 * parts.layer, iterations)
+        self.connect_ffn = ManifoldConnection(parts.geometry.d_model, streams, 2 * parts.layer + 1, iterations)

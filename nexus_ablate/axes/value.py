@@ -76,12 +76,14 @@ class ValueResidual(_Mixed):
 class ValueEmbedding(_Mixed):
     """own v + embedding E[token], a table of values for each layer. Jordan et al. 2024, KellerJordan/modded-nanogpt.
 
-    The sink token has no row: its values are only scaled.
+    As there (records/track_1_short/2024-12-04_ValueEmbed), E starts at N(0, 1) under every init; there one number a
+    gives both factors, 1 - a and a. The sink token has no row: its values are only scaled.
     """
 
     def __init__(self, geometry: Geometry, *, own: float, embedding: float, learned: bool) -> None:
         super().__init__(own, embedding, learned)
         self.table = Table(geometry.vocab_size, geometry.n_kv_heads * geometry.head_dim, role="embedding")
+        self.stds = {"table.weight": 1.0}
 
     def forward(self, v_BTGd: Tensor, context: Context) -> Tensor:
         embedded_BTGd = self.table(context.tokens_BT).view(*context.tokens_BT.shape, *v_BTGd.shape[2:])

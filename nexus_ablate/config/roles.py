@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 SMALL_MAP = "small_map"
-"""Role of a matrix that doesn't read the residual stream, such as one in a score or a function of positions. Its
-variance is 1 / fan_in under every init."""
+"""Role of a matrix that is no projection of a branch, such as one in a score, a function of positions or the mixture of
+residual streams. Its variance is 1 / fan_in under every init, unless its module gives another in `stds`."""
 
 BLOCKS = ("query", "key", "value", "attn_out", "ffn_in", "ffn_out")
 """Roles of the matrices that every block has. The output projections of the branches are `attn_out` and `ffn_out`."""
