@@ -95,10 +95,10 @@ def test_without_a_process_apart_a_bad_run_takes_the_launcher_with_it(tiny_run, 
         "local.Worker.train = lambda self, task, *_: task.train()\n"
         "from nexus_ablate.cli import main\nsys.exit(main(sys.argv[1:]))"
     )
-    arguments = ["--plugin", plugin, "-m", *tiny_run("norm=trial", "train.steps=4"), "norm.part=11,0", "--workers", "1"]
+    arguments = ["--plugin", plugin, "-m", *tiny_run("norm=trial", "train.steps=4"), "norm.part=11,9", "--workers", "1"]
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, timeout=100, cwd=tmp_path)
     assert done.returncode == 7
-    assert 0 not in parts(tmp_path / "runs")
+    assert 9 not in parts(tmp_path / "runs")
 
 
 @pytest.mark.slow
@@ -144,7 +144,7 @@ def test_a_closed_terminal_ends_a_launcher_unless_nohup_ignores_it(tiny_run, mon
 
 @pytest.mark.slow
 def test_a_signal_saves_the_run_of_a_multirun_and_the_same_command_resumes(tiny_run, plugin, tmp_path):
-    arguments = ["-m", *tiny_run("norm=trial", "train.steps=12"), "norm.part=9,0", "--workers", "1"]
+    arguments = ["-m", *tiny_run("norm=trial", "train.steps=12"), "norm.part=9,7", "--workers", "1"]
     driver = start(arguments, plugin)
     end = time.monotonic() + 60
     while not (logs := list((tmp_path / "runs").glob("*/*/*/metrics.jsonl"))) or len(logs[0].read_bytes()) < 2000:

@@ -354,8 +354,15 @@ from nexus_ablate.axes.norm import NORM, RMSNorm
 
 @NORM.register("leaves")
 class Leaves(RMSNorm):
+    '''Ends its process as a script does.'''
+
+    def __init__(self, width, bias, site):
+        super().__init__(width, bias, site, eps=1e-6, gain_init=1.0, fp32=True)
+
     def forward(self, x):
-        sys.exit("password=canary-of-a-secret")
+        if x.device.type != "meta":
+            sys.exit("password=canary-of-a-secret")
+        return super().forward(x)
 """
 
 
@@ -364,10 +371,7 @@ def test_a_plugin_that_exits_with_a_secret_fails_its_run_alone_and_leaves_no_tra
     plugin = tmp_path / "leaving"
     (plugin / "norm").mkdir(parents=True)
     (plugin / "leaves.py").write_text(LEAVES)
-    (plugin / "norm" / "leaves.yaml").write_text(
-        "# Leaves.\nname: leaves\neps: 1e-6  # float [0, 1]; e\n"
-        "gain_init: 1.0  # float [0, 1]; g\nfp32: true  # bool; f\n"
-    )
+    (plugin / "norm" / "leaves.yaml").write_text("# Leaves.\nname: leaves\n")
     done = nexus(study("vary.norm=leaves", "seeds=0,1", "--workers", "1"), str(plugin))
     assert done.returncode == errors.BUG
     assert sorted(states(tmp_path / "runs").values()) == ["failed", "failed", "finished", "finished"]
