@@ -323,7 +323,6 @@ def test_a_study_whose_code_was_edited_halfway_is_never_compared_in_silence(comm
     assert nexus(committed.root, *study).returncode == 0
     former = envs(folder)
     assert {(env["git_commit"], env["git_dirty"]) for env in former.values()} == {(head, False)}
-    assert "PASS code: same code" in " ".join(nexus(committed.root, "compare", str(folder), "--details").stdout.split())
 
     shutil.rmtree(folder / "norm=layer")
     committed.edit("nexus_ablate/optimizers.py", 'option.keys["lr"], fused', '1.5 * option.keys["lr"], fused')
