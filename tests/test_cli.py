@@ -101,10 +101,3 @@ def test_a_run_that_is_alive_elsewhere_is_left_alone(tiny_run, tmp_path, capsys)
         run.status("running")
         assert main(tiny_run()) == 6
     assert len(capsys.readouterr().err.strip().splitlines()) <= 3
-
-
-def test_cfg_prints_the_configuration_and_trains_nothing(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["norm=layer", "--cfg", "job"]) == 0
-    assert "name: layer" in capsys.readouterr().out
-    assert not list(tmp_path.iterdir())

@@ -247,7 +247,7 @@ def test_it_is_readable_in_80_columns_and_needs_no_data(capsys, monkeypatch, tmp
 
 
 def test_json_is_one_object_with_the_vocabulary_that_was_asked_for(capsys):
-    assert main(["explain", "model=micro", "--vocab", "1000", "--json"]) == 0
+    assert main(["explain", "model=micro", "vocab_size=1000", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["vocab_size"] == 1000
     assert facts["parameters"]["by_component"]["embedding"] == 1000 * facts["size"]["d_model"]

@@ -147,7 +147,7 @@ def test_sp_is_no_part_of_an_identity_and_older_configurations_mean_it():
 
 def test_explain_states_initial_value_rate_and_decay_of_every_tensor(capsys):
     overrides = [*PLAIN, "param=mup", *BASE, f"optim.lr={LR}", f"weight_decay={DECAY}"]
-    assert main(["explain", *overrides, "--json", "--vocab", str(V)]) == 0
+    assert main(["explain", *overrides, "--json", f"vocab_size={V}"]) == 0
     rows = {row["tensor"]: row for row in json.loads(capsys.readouterr().out)["tensors"]}
     names = {name for name, _ in build_model(compose(overrides), V).named_parameters()}
     assert rows.keys() == {

@@ -129,13 +129,13 @@ def trained(tiny_run, tmp_path, monkeypatch):
     return train(compose(overrides), overrides, quiet=True).path
 
 
-def test_sample_continues_a_prompt_and_repeats_itself_with_the_same_seed(trained, capsys):
+def test_sample_continues_a_prompt_and_repeats_itself(trained, capsys):
     def text(flags):
         return "\n".join(printed(capsys, f"sample last --tokens 30 {flags}"))
 
     assert text("--prompt 'to be'").startswith("to be")
     assert len(text("--prompt 'to be'")) > len("to be")
-    assert text("--seed 3") == text("--seed 3") != text("--seed 4")
+    assert text("") == text("")
     assert len(set(text("--temperature 1e-9").strip("\n"))) < len(set(text("--temperature 100").strip("\n")))
 
 

@@ -23,13 +23,12 @@ VERB = Verb(
     "AXIS [KEY=VALUE ...]",
     (
         ("bench norm", "every norm: forward and backward, alone and in its block"),
-        ("bench norm --only layer,rms --against layer --compile", ""),
+        ("bench norm --only layer,rms --compile", ""),
         ("bench ffn model=base train.batch_size=4 --json ffn.json", ""),
     ),
     (
         Flag("--seconds", "S", "approximate measuring time (10)", positive("--seconds", 10, 3600)),
         Flag("--only", "A,B", "these options and the baseline", comma_separated),
-        Flag("--against", "A", "the baseline of the ratios"),
         Flag("--compile", "", "measure torch.compile too"),
         Flag("--json", "FILE", "all measurements (- for the terminal)", target("--json")),
         FORCE,
@@ -58,14 +57,13 @@ def _measure(axis: str, chosen: str, overrides: list[str], flags: Flags) -> Benc
     """Measure the options of an axis in models of two blocks. Prints which options contradict the overrides.
 
     Args:
-        chosen: The option in the overrides, to which the others are compared unless `--against` names one.
+        chosen: The option in the overrides, to which the others are compared.
 
     Raises:
         ConfigError: A requested option doesn't exist, or contradicts the overrides.
     """
     names = list(option_files(axis))
-    baseline = flags.get("against") or chosen
-    requested = [baseline, *(flags.get("only") or names)]
+    requested = [chosen, *(flags.get("only") or names)]
     configs = {}
     for name in dict.fromkeys(requested):
         if name not in names:
@@ -73,13 +71,13 @@ def _measure(axis: str, chosen: str, overrides: list[str], flags: Flags) -> Benc
         try:
             configs[name] = compose([*overrides, f"{axis}={name}", "model.n_layers=2"])
         except ConfigError as error:
-            if name == baseline or "only" in flags:
+            if name == chosen or "only" in flags:
                 raise
             print(f"{axis}={name} is left out: {error.problem}", file=sys.stderr)
     _prepare_process()
     from nexus_ablate.bench.axis_cost import bench_axis
 
-    return bench_axis(axis, configs, baseline, flags.get("seconds", 10.0), "compile" in flags)
+    return bench_axis(axis, configs, chosen, flags.get("seconds", 10.0), "compile" in flags)
 
 
 def _print_costs(bench: Bench) -> None:

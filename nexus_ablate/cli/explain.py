@@ -7,13 +7,13 @@ import json
 import math
 from typing import Any
 
-from nexus_ablate.cli.verb import Flag, Flags, Verb, whole
+from nexus_ablate.cli.verb import Flag, Flags, Verb
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.override_syntax import refuse_hydra_keys
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.console import compact
-from nexus_ablate.errors import OK, ConfigError
+from nexus_ablate.errors import OK
 from nexus_ablate.training import signals
 
 Facts = dict[str, Any]
@@ -26,17 +26,9 @@ VERB = Verb(
     (
         ("explain", "the baseline"),
         ("explain norm=dyt placement=deepnorm", "including what these options also change"),
-        ("explain preset=gpt2 model=base --vocab 50257", ""),
+        ("explain preset=gpt2 model=base vocab_size=50257", ""),
     ),
-    (
-        Flag(
-            "--vocab",
-            "N",
-            "tokens in the vocabulary (that of the data; of characters 256)",
-            whole("--vocab", 50257, "of tokens"),
-        ),
-        Flag("--json", "", "also norms, kernels, what each `auto` means, each tensor's start and rates, equal options"),
-    ),
+    (Flag("--json", "", "also norms, kernels, what each `auto` means, each tensor's start and rates, equal options"),),
     "Prints the shape, the regime, the equations and the parameters. Trains nothing, and the data need not exist.",
     kind="runs",
 )
@@ -46,7 +38,7 @@ def run(overrides: list[str], flags: Flags) -> int:
     """Print the architecture of a configuration."""
     gc.disable()  # a quarter of the time: each collection goes through all that torch has imported
     try:
-        facts = facts_of(overrides, flags.get("vocab"))
+        facts = facts_of(overrides)
         if "json" in flags:
             print(json.dumps(facts, indent=1, allow_nan=False))
         else:
@@ -57,14 +49,11 @@ def run(overrides: list[str], flags: Flags) -> int:
             gc.enable()
 
 
-def facts_of(overrides: list[str], tokens: int | None) -> Facts:
-    """What `--json` prints.
-
-    Args:
-        tokens: Of the tokenizer; if it is not given, those of the data, or 256 where only its text could tell.
+def facts_of(overrides: list[str]) -> Facts:
+    """What `--json` prints. Without `vocab_size` the tokens are those of the data, or 256 where only a text could tell.
 
     Raises:
-        ConfigError: The configuration cannot be run, or has fewer embeddings than the tokenizer has tokens.
+        ConfigError: The configuration cannot be run.
     """
     config = compose(overrides)
     refuse_hydra_keys(overrides)
@@ -74,12 +63,8 @@ def facts_of(overrides: list[str], tokens: int | None) -> Facts:
     from nexus_ablate.model import countable_model
     from nexus_ablate.optimizers import decay_groups
 
-    if tokens is None and config.vocab_size == "auto" and config.data.keys.get("tokenizer") not in ("bytes", "char"):
-        tokens = vocabulary(config)
-    if tokens is not None and isinstance(config.vocab_size, int) and config.vocab_size < tokens:
-        got = f"vocab_size={config.vocab_size} --vocab {tokens}"
-        raise ConfigError("the embedding is smaller than the tokenizer", got, f"--vocab {config.vocab_size}")
-    model = countable_model(config, tokens or 256)
+    vocab_size = 256 if config.data.keys.get("tokenizer") in ("bytes", "char") else vocabulary(config)
+    model = countable_model(config, vocab_size or 256)
     facts = architecture(config, model, decay_groups(model, config.schedule.decay, config.schedule.groups))
     facts["regime"] = _regime(config, facts["parameters"]["without_embeddings"])
     facts["execution"] = _execution(config, facts["parameters"]["total"], facts["vocab_size"])

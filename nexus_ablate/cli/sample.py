@@ -14,14 +14,12 @@ VERB = Verb(
     (
         ('sample last --prompt "def main("', "the run that changed last continues a prompt"),
         ("sample 1a2b3c4d --tokens 500 --temperature 0.7", "a run by its id, from the start of a text"),
-        ("sample 1a2b3c4d --seed 1", "another sample; the same seed gives the same text"),
     ),
     (
         Flag("--prompt", "TEXT", "the beginning of the text"),
         Flag("--tokens", "N", "tokens to write (200)", whole("--tokens", 200, most=100_000)),
         Flag("--temperature", "X", "below 1 likelier tokens, above 1 more surprising ones (1)",
              positive("--temperature", 1.0, 100.0)),
-        Flag("--seed", "N", "of the random numbers (1)", whole("--seed", 1)),
     ),
     "Reads the run's newest checkpoint. The model sees as many tokens as in training (model.context).",
     "one run",
@@ -55,7 +53,7 @@ def run(words: list[str], flags: Flags) -> int:
         problem = "no token of this run's text begins a document, so sample needs a prompt"
         example = shlex.quote(data.tokenizer.decode(data.val["val"][:8]))
         raise ConfigError(problem, "no --prompt", f"nexus-ablate sample {shlex.quote(words[0])} --prompt {example}")
-    generator = torch.Generator().manual_seed(flags.get("seed", 1))
+    generator = torch.Generator().manual_seed(1)
     start, temperature = len(tokens), flags.get("temperature", 1.0)
     with torch.no_grad():
         for _ in range(flags.get("tokens", 200)):

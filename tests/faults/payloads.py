@@ -81,7 +81,6 @@ COMMANDS: dict[str, list[str]] = {
     "in a list": ["data.files=[{_target_:os.system}]"],
     "in Hydra's callbacks": ["+hydra.callbacks.x._target_=os.system", "+hydra.callbacks.x.command='touch canary'"],
     "in Hydra's launcher": ["-m", "hydra.launcher._target_=os.system", "seed=0,1"],
-    "while Hydra prints": ["--cfg", "job", "+hydra.callbacks.x._target_=os.system"],
     "a study above": ["experiment=../../canary"],
     "an absolute study": ["experiment=/tmp/canary"],
     "a hidden study": ["experiment=.canary"],
@@ -95,7 +94,7 @@ COMMANDS: dict[str, list[str]] = {
     "an interpreter": [f"train.steps=${{eval:{CODE}}}"],
     "a plugin that is none": ["--plugin", "nowhere", "norm=rms"],
     "a launcher from elsewhere": ["-m", "hydra/launcher=../../canary", "seed=0,1"],
-    "a log handler": ["hydra.job_logging.handlers.x={'()':os.system}", "--cfg", "job"],
+    "a log handler": ["hydra.job_logging.handlers.x={'()':os.system}"],
 }
 
 TEXTS: dict[str, str] = {
