@@ -74,6 +74,7 @@ def test_mup_without_its_learning_rates_fails(capsys, monkeypatch):
         "ffn=xielu",
         "ffn=polynorm",
         "norm=rms_nonparam",
+        "mixer=exclusive",
     ],
 )
 def test_an_option_of_recent_years_that_mup_does_not_refuse_passes(capsys, overrides):

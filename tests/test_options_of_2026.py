@@ -137,6 +137,38 @@ def test_attention_residuals_have_no_rule_under_mup(tiny):
         tiny("placement=attnres", "param=mup")
 
 
+# ---------------------------------------------------------------------------------------------- exclusive attention
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_exclusive_attention_is_its_equation(tiny, groups):
+    model = randomise(built(tiny, "mixer=exclusive", f"n_kv_heads={groups}"), 0.3)
+    reference = Reference(model)
+    x = reference.x
+    for block in range(L):
+        x = reference.pre_norm(x, block, exclusive=True)
+    check(model, reference.logits(x))
+
+
+@pytest.mark.parametrize(
+    "extra", [[], ["sink_token=on"], ["kv_bias=key_value"], ["normalizer=sink"], ["value=residual"]]
+)
+def test_the_heads_of_exclusive_attention_have_nothing_along_their_own_values(tiny, extra):
+    model = randomise(built(tiny, "mixer=exclusive", "n_kv_heads=2", *extra), 0.3)
+    seen = {}
+    attention = model.blocks[1].attn
+    attention.core.register_forward_hook(lambda module, inputs, output: seen.update(values=inputs[2], heads=output))
+    attention.out.register_forward_pre_hook(lambda module, inputs: seen.update(out=inputs[0]))
+    model(TOKENS)
+    T = seen["out"].shape[1]
+    own = seen["values"][:, :, -T:].repeat_interleave(2, 1).transpose(1, 2)
+    out = seen["out"].unflatten(-1, (H, -1))
+    assert (out * own).sum(-1).abs().max() < 1e-12
+    along = seen["heads"].transpose(1, 2) - out
+    torch.testing.assert_close((along * own).sum(-1) ** 2, along.square().sum(-1) * own.square().sum(-1))
+    assert out.abs().max() > 1e-3
+
+
 # ----------------------------------------------------------------------------------------------------- what they cost
 
 V = 256
@@ -144,6 +176,7 @@ SOURCES = sum(range(2, 2 * L + 2))
 """Of all reads of attention residuals together: 2 of the first, with 2 L branches 2 L + 1 of the last."""
 COSTS = {
     "placement=attnres": (L * 4 * D, SOURCES * 4 * D),
+    "mixer=exclusive": (0, 0),
 }
 """Parameters, and FLOPs of a token in the forward pass, besides those of the baseline."""
 
