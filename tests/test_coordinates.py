@@ -74,6 +74,7 @@ def test_mup_without_its_learning_rates_fails(capsys, monkeypatch):
         "ffn=xielu",
         "ffn=polynorm",
         "norm=rms_nonparam",
+        "placement=x0",
         "mixer=exclusive",
     ],
 )

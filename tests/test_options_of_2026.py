@@ -169,6 +169,27 @@ def test_the_heads_of_exclusive_attention_have_nothing_along_their_own_values(ti
     assert out.abs().max() > 1e-3
 
 
+# ------------------------------------------------------------------------------------------------- embedding skips
+
+
+def test_embedding_skips_are_their_equation(tiny):
+    model = randomise(built(tiny, "placement=x0"), 0.3)
+    reference = Reference(model)
+    x = reference.x
+    for block in range(L):
+        scales = [reference.weights[f"blocks.{block}.{name}_scale"] for name in ("residual", "skip")]
+        x = reference.pre_norm(scales[0] * x + scales[1] * reference.x, block)
+    check(model, reference.logits(x))
+
+
+def test_embedding_skips_start_as_pre_norm(tiny):
+    model, plain = built(tiny, *FIRST, "placement=x0"), built(tiny, *FIRST)
+    assert torch.equal(model(TOKENS), plain(TOKENS))
+    actual, expected = gradients(model(TOKENS), model), gradients(plain(TOKENS), plain)
+    assert all(torch.equal(actual[name], expected[name]) for name in expected if name != "embedding.weight")
+    torch.testing.assert_close(actual["embedding.weight"], expected["embedding.weight"])
+
+
 # ----------------------------------------------------------------------------------------------------- what they cost
 
 V = 256
@@ -176,6 +197,7 @@ SOURCES = sum(range(2, 2 * L + 2))
 """Of all reads of attention residuals together: 2 of the first, with 2 L branches 2 L + 1 of the last."""
 COSTS = {
     "placement=attnres": (L * 4 * D, SOURCES * 4 * D),
+    "placement=x0": (2 * L, 0),
     "mixer=exclusive": (0, 0),
 }
 """Parameters, and FLOPs of a token in the forward pass, besides those of the baseline."""

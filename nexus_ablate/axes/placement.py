@@ -597,3 +597,31 @@ class AttentionResiduals(NormedBranches):
         if index % self.block == 0:
             return [*sources, out_BTD]
         return [*sources[:-1], sources[-1] + out_BTD]
+
+
+@PLACEMENT.register("x0")
+class EmbeddingSkip(NormedBranches):
+    """Pre-norm on residual x + skip x0, x0 the embedding, two learned scalars for each block. Karpathy 2026, nanochat.
+
+    As in the authors' code of 2026-01-11 (karpathy/nanochat, commit aa530cd, gpt.py; dev/LOG.md), after
+    KellerJordan/modded-nanogpt. There x0 is normed (`embed_norm=on`).
+    """
+
+    def __init__(self, parts: Parts, *, residual: float, skip: float) -> None:
+        super().__init__(parts)
+        self.residual_scale, self.skip_scale = nn.Parameter(torch.tensor(residual)), nn.Parameter(torch.tensor(skip))
+
+    def enter(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        return x_BTD, x_BTD
+
+    def residual(self, stream: tuple[Tensor, Tensor]) -> Tensor:
+        return stream[0]
+
+    def leave(self, stream: tuple[Tensor, Tensor], final_norm: nn.Module) -> Tensor:
+        return final_norm(stream[0])
+
+    def forward(self, x_BTD: tuple[Tensor, Tensor], context: Context) -> tuple[Tensor, Tensor]:
+        stream_BTD, first_BTD = x_BTD
+        stream_BTD = self.residual_scale * stream_BTD + self.skip_scale * first_BTD
+        stream_BTD = stream_BTD + self.attn(self.norm_attn(stream_BTD), context)
+        return stream_BTD + self.ffn(self.norm_ffn(stream_BTD), context), first_BTD
