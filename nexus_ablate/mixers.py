@@ -93,7 +93,7 @@ class MultiHead(Mixer):
             q, k, v = (conv(x.flatten(2)).view_as(x) for conv, x in convolutions)
         if self.gated:
             q, k, v = self.gate("query", q, x_BTD), self.gate("key", k, x_BTD), self.gate("value", v, x_BTD)
-        v = self.values(v, context)
+        v = self.values(v, x_BTD, context)
         q_BHTd, k_BGTd = self.core.score.query(q.transpose(1, 2)), k.transpose(1, 2)
         q_BHTd, k_BGTd, bias = self.core.place(q_BHTd, k_BGTd, context.positions[self.layer])
         k_BGSd, v_BGSd = self._keys(k_BGTd, self.learned_key_Gd), self._keys(v.transpose(1, 2), self.learned_value_Gd)

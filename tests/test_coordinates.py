@@ -76,6 +76,7 @@ def test_mup_without_its_learning_rates_fails(capsys, monkeypatch):
         "norm=rms_nonparam",
         "placement=x0",
         "mixer=exclusive",
+        "value=gated_embedding",
     ],
 )
 def test_an_option_of_recent_years_that_mup_does_not_refuse_passes(capsys, overrides):

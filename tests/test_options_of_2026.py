@@ -190,6 +190,67 @@ def test_embedding_skips_start_as_pre_norm(tiny):
     torch.testing.assert_close(actual["embedding.weight"], expected["embedding.weight"])
 
 
+# ------------------------------------------------------------------------------------------- gated value embeddings
+
+
+def with_value_embeddings(tiny, groups=2):
+    return randomise(built(tiny, "value=gated_embedding", f"n_kv_heads={groups}"), 0.3)
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+def test_gated_value_embeddings_are_their_equation(tiny, groups):
+    model = with_value_embeddings(tiny, groups)
+    reference = Reference(model)
+    x = reference.x
+    for block in range(L):
+        added = None
+        if block % 2 == (L - 1) % 2:
+            parts = f"blocks.{block}.attn.values"
+            read = reference.norm(x, f"blocks.{block}.norm_attn")[..., :12]
+            gate = 2 / (1 + torch.exp(-read @ reference.weights[f"{parts}.gate"].T))
+            table = reference.weights[f"{parts}.table.weight"][TOKENS].unflatten(-1, (groups, D // H))
+            added = (gate[..., None] * table).transpose(1, 2)
+        x = reference.pre_norm(x, block, added=added)
+    check(model, reference.logits(x))
+
+
+@pytest.mark.parametrize(("n_layers", "layers"), [(1, [0]), (2, [1]), (3, [0, 2]), (4, [1, 3])])
+def test_every_other_layer_has_a_value_embedding_and_the_last_one_has(tiny, n_layers, layers):
+    model = build_model(tiny("value=gated_embedding", f"model.n_layers={n_layers}"), 11)
+    assert [layer for layer, block in enumerate(model.blocks) if [*block.attn.values.parameters()]] == layers
+
+
+def test_the_gate_of_a_value_embedding_starts_half_open(tiny):
+    model = built(tiny, "value=gated_embedding")
+    values = model.blocks[-1].attn.values
+    assert torch.equal(values.gate, torch.zeros_like(values.gate))
+    v, x = torch.zeros(2, 8, H, D // H).double(), draw(2, 8, D).double()
+    expected = values.table.weight[TOKENS].view_as(v)
+    torch.testing.assert_close(values(v, x, model.context(TOKENS)), expected)
+
+
+def test_a_gate_that_cannot_open_is_no_value_embedding(tiny):
+    model, plain = built(tiny, *FIRST, "value=gated_embedding", "value.scale=0"), built(tiny, *FIRST)
+    assert torch.equal(model(TOKENS), plain(TOKENS))
+    expected = gradients(plain(TOKENS), plain)
+    assert all(
+        torch.equal(g, expected[name]) for name, g in gradients(model(TOKENS), model).items() if name in expected
+    )
+
+
+def test_the_sink_token_has_no_value_embedding(tiny):
+    model = randomise(built(tiny, "value=gated_embedding", "sink_token=on"), 0.3)
+    values, added = model.blocks[-1].attn.values, []
+    values.register_forward_hook(lambda module, inputs, output: added.append(output - inputs[0]))
+    model(TOKENS)
+    assert torch.equal(added[0][:, 0], torch.zeros_like(added[0][:, 0])) and added[0][:, 1:].abs().min() > 0
+
+
+def test_a_gate_cannot_read_channels_that_do_not_exist(tiny):
+    with pytest.raises(ConfigError, match="channels that attention's input does not have"):
+        tiny("value=gated_embedding", "value.channels=17")
+
+
 # ----------------------------------------------------------------------------------------------------- what they cost
 
 V = 256
@@ -199,6 +260,7 @@ COSTS = {
     "placement=attnres": (L * 4 * D, SOURCES * 4 * D),
     "placement=x0": (2 * L, 0),
     "mixer=exclusive": (0, 0),
+    "value=gated_embedding": (2 * (V * D + 12 * H), 2 * 2 * 12 * H),
 }
 """Parameters, and FLOPs of a token in the forward pass, besides those of the baseline."""
 
