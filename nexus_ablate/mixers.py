@@ -3,8 +3,8 @@
 Project, clip, norm q, k (and v), gate them, apply the score's map and positions, attend (attention_core.py), gate,
 inner norm, output projection, gate. No option of another axis is named here.
 
-Shape letters: B batch, T queries, S keys, D d_model, H query heads, G key/value heads, d head width, k key width, w
-value width.
+Shape letters: B batch, T queries, S keys, D d_model, H query heads, G key/value heads, h query heads of each, d head
+width, k key width, w value width.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class MultiHead(Mixer):
             q, k, v = (conv(x.flatten(2)).view_as(x) for conv, x in convolutions)
         if self.gated:
             q, k, v = self.gate("query", q, x_BTD), self.gate("key", k, x_BTD), self.gate("value", v, x_BTD)
-        v = self.values(v, context)
+        v = self.values(v, x_BTD, context)
         q_BHTd, k_BGTd = self.core.score.query(q.transpose(1, 2)), k.transpose(1, 2)
         q_BHTd, k_BGTd, bias = self.core.place(q_BHTd, k_BGTd, context.positions[self.layer])
         k_BGSd, v_BGSd = self._keys(k_BGTd, self.learned_key_Gd), self._keys(v.transpose(1, 2), self.learned_value_Gd)
@@ -122,6 +122,23 @@ class Attention(MultiHead):
 
     def attended(self, q_BHTd: Tensor, k_BGSd: Tensor, v_BGSd: Tensor, bias: Tensor | None) -> Tensor:
         return self.core(q_BHTd, k_BGSd, v_BGSd, bias).transpose(1, 2)
+
+
+@MIXER.register("exclusive")
+class ExclusiveAttention(MultiHead):
+    """The output of each head minus its projection on the token's own value. Zhai 2026, arXiv:2603.09078, Eq. 2.
+
+    z = y - (y.v) v / |v|^2, before gates and the output projection, as in its Algorithm 1: v / max(|v|, 1e-12). The
+    first token, which sees only itself, has the output 0. Heads that share a value have it subtracted from each.
+    """
+
+    def attended(self, q_BHTd: Tensor, k_BGSd: Tensor, v_BGSd: Tensor, bias: Tensor | None) -> Tensor:
+        out_BHTd = self.core(q_BHTd, k_BGSd, v_BGSd, bias)
+        precise = torch.promote_types(out_BHTd.dtype, torch.float32)
+        out_BGhTd = out_BHTd.unflatten(1, (v_BGSd.shape[1], -1)).to(precise)
+        own_BG1Td = F.normalize(v_BGSd[:, :, None, -q_BHTd.shape[2] :].to(precise), dim=-1)
+        out_BGhTd = out_BGhTd - (out_BGhTd * own_BG1Td).sum(-1, keepdim=True) * own_BG1Td
+        return out_BGhTd.flatten(1, 2).to(out_BHTd.dtype).transpose(1, 2)
 
 
 @MIXER.register("differential")

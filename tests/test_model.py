@@ -6,7 +6,7 @@ import torch
 from conftest import TINY
 from equivalences import declared
 from options import ALL, EVERY_OPTION, option_pairs
-from tensors import TOKENS, draw, next_token_loss
+from tensors import TOKENS, next_token_loss, randomise
 
 from nexus_ablate.attention_core import AttentionCore
 from nexus_ablate.axes.modules import parameter_roles
@@ -109,6 +109,8 @@ SWITCHES = {
     "value=embedding value.own": ["0.5", "1"],
     "value=embedding value.embedding": ["0.5", "1"],
     "value=embedding value.learned": ["off", "on"],
+    "value=gated_embedding value.channels": ["4", "12"],
+    "value=gated_embedding value.scale": ["0", "2", "3"],
     "mixer=differential mixer.eps": ["1e-5", "1e-2"],
     "mixer=differential mixer.lambda_start": ["auto", "0.5"],
     "mixer=gated_delta mixer.expand_k": ["0.75", "1"],
@@ -123,6 +125,10 @@ SWITCHES = {
     "conv=canon conv.kernel": ["2", "4"],
     "placement=hyper placement.streams": ["2", "4"],
     "placement=hyper placement.dynamic": ["off", "on"],
+    "placement=attnres placement.block": ["1", "2", "3"],
+    "placement=attnres placement.eps": ["1e-6", "1e-2"],
+    "placement=x0 placement.residual": ["1", "1.1"],
+    "placement=x0 placement.skip": ["0", "0.2"],
     "placement=mhc placement.streams": ["2", "4"],
     "placement=ngpt placement.alpha": ["0.05", "0.1"],
     "placement=ngpt placement.scale": ["auto", "1"],
@@ -315,10 +321,8 @@ def test_every_parameter_learns_and_every_option_pair_stays_finite(tiny, overrid
 @pytest.mark.parametrize("overrides", PAIRS, ids=",".join)
 def test_weights_read_back_give_the_same_logits(tiny, overrides):
     model = build(tiny, *overrides)
-    model(TOKENS)  # running statistics
-    with torch.no_grad():
-        for seed, parameter in enumerate(model.parameters()):
-            parameter += 0.01 * draw(*parameter.shape, seed=seed)
+    randomise(model, 0.1)
+    model(TOKENS)  # which changes running statistics
     other = build(tiny, *overrides, "seed=7")
     other.load_state_dict(model.state_dict())
     assert torch.equal(other.eval()(TOKENS), model.eval()(TOKENS))

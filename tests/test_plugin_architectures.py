@@ -41,7 +41,7 @@ class Resformer(Value):
         super().__init__()
         self.layer, self.first = geometry.layer, first
 
-    def forward(self, v, context):
+    def forward(self, v, x, context):
         if self.layer == 0:
             context.store["resformer"] = v
         return v if self.layer == 0 else (1 - self.first) * v + self.first * context.store["resformer"]

@@ -9,7 +9,7 @@ of blocks.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -553,3 +553,89 @@ class ManifoldHyperConnections(Streams):
         super().__init__(parts, streams)
         self.connect_attn = ManifoldConnection(parts.geometry.d_model, streams, 2 * parts.layer, iterations)
         self.connect_ffn = ManifoldConnection(parts.geometry.d_model, streams, 2 * parts.layer + 1, iterations)
+
+
+class DepthAttention(nn.Module):
+    """sum_i a_i v_i over the sources v_i, a the softmax over i of w . N(v_i), N an RMSNorm with a gain.
+
+    w starts at 0, so that all sources have the same weight. Shape letter: n sources.
+    """
+
+    def __init__(self, d_model: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.query, self.gain = nn.Parameter(torch.zeros(d_model)), nn.Parameter(torch.ones(d_model))
+
+    def forward(self, sources: Sequence[Tensor]) -> Tensor:
+        source_BTnD = torch.stack(tuple(sources), 2)
+        key_BTnD = F.rms_norm(source_BTnD, self.gain.shape, self.gain, self.eps)
+        weight_BTn1 = F.linear(key_BTnD, self.query[None]).softmax(2)
+        return (weight_BTn1.transpose(2, 3) @ source_BTnD).squeeze(2)
+
+
+@PLACEMENT.register("attnres")
+class AttentionResiduals(NormedBranches):
+    """f(N(h)), h the attention of a learned query over the embedding and the outputs of all branches before, not a sum.
+
+    Kimi Team 2026 (Attention Residuals), arXiv:2603.15031, Eq. 2 to 6 and Fig. 2: the outputs of `block` branches in
+    turn are summed to one source, `block=1` being Full AttnRes; the sum so far is a source too, and the head reads one
+    more such mixture. The first branch reads the embedding, the only source, so the paper's query there would do
+    nothing; a block has the queries of its FFN and of what follows it. With one source for all branches, the start is
+    that of pre-norm except for the eps of its norms: h is half of the sum.
+    """
+
+    def __init__(self, parts: Parts, *, block: int, eps: float) -> None:
+        super().__init__(parts)
+        self.layer, self.block = parts.layer, block
+        self.read_ffn, self.read_next = DepthAttention(parts.geometry.d_model, eps), DepthAttention(parts.geometry.d_model, eps)
+
+    def enter(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
+        return x_BTD, x_BTD
+
+    def residual(self, stream: tuple[Tensor, ...]) -> Tensor:
+        return stream[0]
+
+    def leave(self, stream: tuple[Tensor, ...], final_norm: nn.Module, context: Context) -> Tensor:
+        return final_norm(stream[0])
+
+    def forward(self, x_BTD: tuple[Tensor, ...], context: Context) -> tuple[Tensor, ...]:
+        read_BTD, *sources = x_BTD
+        sources = self.with_branch(sources, 2 * self.layer, self.attn(self.norm_attn(read_BTD), context))
+        read_BTD = self.read_ffn(sources)
+        sources = self.with_branch(sources, 2 * self.layer + 1, self.ffn(self.norm_ffn(read_BTD), context))
+        return self.read_next(sources), *sources
+
+    def with_branch(self, sources: list[Tensor], index: int, out_BTD: Tensor) -> list[Tensor]:
+        """The sources after the branch of this index, from 0: its output is a new one, or joins the last."""
+        out_BTD = out_BTD.to(sources[0].dtype)  # sums stay in the precision of the residual stream
+        if index % self.block == 0:
+            return [*sources, out_BTD]
+        return [*sources[:-1], sources[-1] + out_BTD]
+
+
+@PLACEMENT.register("x0")
+class EmbeddingSkip(NormedBranches):
+    """Pre-norm on residual x + skip x0, x0 the embedding, two learned scalars for each block. Karpathy 2026, nanochat.
+
+    As in the authors' code of 2026-01-11 (karpathy/nanochat, commit aa530cd, gpt.py; dev/LOG.md), after
+    KellerJordan/modded-nanogpt. There x0 is normed (`embed_norm=on`).
+    """
+
+    def __init__(self, parts: Parts, *, residual: float, skip: float) -> None:
+        super().__init__(parts)
+        self.residual_scale, self.skip_scale = nn.Parameter(torch.tensor(residual)), nn.Parameter(torch.tensor(skip))
+
+    def enter(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        return x_BTD, x_BTD
+
+    def residual(self, stream: tuple[Tensor, Tensor]) -> Tensor:
+        return stream[0]
+
+    def leave(self, stream: tuple[Tensor, Tensor], final_norm: nn.Module, context: Context) -> Tensor:
+        return final_norm(stream[0])
+
+    def forward(self, x_BTD: tuple[Tensor, Tensor], context: Context) -> tuple[Tensor, Tensor]:
+        stream_BTD, first_BTD = x_BTD
+        stream_BTD = self.residual_scale * stream_BTD + self.skip_scale * first_BTD
+        stream_BTD = stream_BTD + self.attn(self.norm_attn(stream_BTD), context)
+        return stream_BTD + self.ffn(self.norm_ffn(stream_BTD), context), first_BTD
