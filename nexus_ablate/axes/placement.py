@@ -587,7 +587,10 @@ class AttentionResiduals(NormedBranches):
     def __init__(self, parts: Parts, *, block: int, eps: float) -> None:
         super().__init__(parts)
         self.layer, self.block = parts.layer, block
-        self.read_ffn, self.read_next = DepthAttention(parts.geometry.d_model, eps), DepthAttention(parts.geometry.d_model, eps)
+        self.read_ffn, self.read_next = (
+            DepthAttention(parts.geometry.d_model, eps),
+            DepthAttention(parts.geometry.d_model, eps),
+        )
 
     def enter(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
         return x_BTD, x_BTD
