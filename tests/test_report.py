@@ -166,8 +166,9 @@ def test_three_settings_end_with_a_matrix_of_words_and_differences(tmp_path):
     comparison = compare(tmp_path / "depth")
     lines = terminal(comparison, 80, details=False).splitlines()
     assert len(lines) <= 60
-    assert lines[-2].split() == ["arm", "shallow", "deep", "deeper"]
-    assert re.match(r"norm=layer +\w+ \+0\.0020 +WORSE \+0\.1020 +WORSE \+0\.2020", lines[-1])
+    (matrix,) = [number for number, line in enumerate(lines) if line.split() == ["arm", "shallow", "deep", "deeper"]]
+    assert re.match(r"norm=layer +\w+ \+0\.0020 +WORSE \+0\.1020 +WORSE \+0\.2020", lines[matrix + 1])
+    assert sum(line == "Is it the depth?" for line in lines) == 1, "the question is said once"
     text = page.html(comparison)
     assert text.index("WORSE +0.1020") < text.index("<h1"), "the page opens with the matrix"
 

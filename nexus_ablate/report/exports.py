@@ -79,7 +79,11 @@ def json_text(comparison: Comparison) -> str:
 
 def to_dict(comparison: Comparison) -> dict[str, Any]:
     """What `json_text` writes, as plain data."""
-    return {"tables": [_table_values(table) for table in comparison.tables], "missing": comparison.missing}
+    return {
+        "tables": [_table_values(table) for table in comparison.tables],
+        "advice": sentences.advice(comparison),
+        "missing": comparison.missing,
+    }
 
 
 def _table_values(table: Table) -> dict[str, Any]:
@@ -96,7 +100,6 @@ def _table_values(table: Table) -> dict[str, Any]:
         "level": table.level,
         "cells": table.cells,
         "basis": sentences.basis(table),
-        "advice": sentences.advice(table),
         "rows": rows,
         "checks": [{"name": c.name, "status": c.status, "text": c.text, "arms": [*c.arms]} for c in table.checks],
         "left_out": [{"path": str(out.path), "reason": out.reason, "arm": out.arm} for out in table.left_out],

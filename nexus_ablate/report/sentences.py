@@ -93,21 +93,24 @@ def basis(table: Table) -> str:
     return ", ".join(parts)
 
 
-def advice(table: Table) -> str:
-    """What would decide what is not decided, as a command; "" where everything is."""
-    study = table.study
-    undecided = {row.arm.name: row.needed for row in table.rows if row.word == INCONCLUSIVE}
-    few = [row.arm.name for row in table.rows if row.word == TOO_FEW_SEEDS]
+def advice(comparison: Comparison) -> str:
+    """What would decide what is not decided, as one command; "" where everything is."""
+    rows = [row for table in comparison.tables for row in table.rows]
+    undecided = [row for row in rows if row.word == INCONCLUSIVE]
+    few = [row for row in rows if row.word == TOO_FEW_SEEDS]
+    study = comparison.tables[0].study
+    if not undecided and not few:
+        return ""
     if study is None or study.multirun:
-        return f"not decided: {', '.join(undecided)}; a study on new seeds can decide it" if undecided else ""
-    needed = max((count for count in undecided.values() if count is not None), default=None)
+        return "a study on new seeds can decide more (nexus-ablate study --help)"
     start = 100 * (max(study.seeds) // 100 + 1)
     command = f"nexus-ablate study {shlex.quote(study.name)} name={study.name}-2"
+    needed = max((row.needed for row in undecided if row.needed is not None), default=None)
     if few:
         return f"5 pairs are the fewest for a word: {command} seeds={start}-{start + 7}"
     if needed is not None:
         return f"{needed} new seeds would decide more: {command} seeds={start}-{start + needed - 1}"
-    return f"not decided with up to 200 seeds: {', '.join(undecided)}" if undecided else ""
+    return "up to 200 seeds would not decide the rest"
 
 
 def fairness(table: Table) -> tuple[list[Check], str]:

@@ -24,21 +24,26 @@ MOST_CHECKS = 3
 
 def show(comparison: Comparison, console: Console, details: bool = False) -> None:
     """Print a comparison; with `details` every number, condition and left-out run of it."""
+    before = ""
     for number, table in enumerate(comparison.tables):
         if number:
             console.print("")
         if len(comparison.tables) > 1:
             _line(console, f"setting {table.setting}" if table.setting else table.name, "bold")
+        if (title := sentences.title(table)) != before:
+            _line(console, title, "bold")
+        before = title
         _show_table(table, console, details)
     if len(comparison.tables) > 1:
         console.print("")
         print_texts(matrix(comparison), console)
+    if advice := sentences.advice(comparison):
+        _line(console, f"next: {advice}")
     for line in sentences.missing(comparison):
         _line(console, line, "yellow")
 
 
 def _show_table(table: Table, console: Console, details: bool) -> None:
-    _line(console, sentences.title(table), "bold")
     _line(console, sentences.answer(table, with_numbers=False))
     console.print("")
     columns = shown(table, MAIN if console.width >= WIDE else NARROW)
@@ -54,8 +59,6 @@ def _show_table(table: Table, console: Console, details: bool) -> None:
         _line(console, f"{others[0].endpoint.name}: {sentences.answer(table, others, with_numbers=False)}")
     console.print("")
     _line(console, sentences.basis(table), "dim")
-    if advice := sentences.advice(table):
-        _line(console, f"next: {advice}")
     checks, passed = sentences.fairness(table)
     left_out = sentences.left_out(table)
     for check in checks if details else [check for check in checks if check.name != "excluded"][:MOST_CHECKS]:
