@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 
 from nexus_ablate.errors import ConfigError, UserError
-from nexus_ablate.runs.record import find_runs, has_status, with_strata
+from nexus_ablate.runs.record import find_runs, has_status, setting_folders
 
 DEFAULT = Path("runs")
 """Where ids and `last` are looked up: the default `runs_dir`."""
@@ -34,7 +34,7 @@ def name_to_type(path: Path) -> str:
 
 
 def place_of(word: str) -> Path:
-    """The directory that a word names: itself, or that of a study in runs/, which has strata beside it or instead.
+    """The directory that a word names: itself, or that of a study in runs/, which has a folder for each setting instead.
 
     Raises:
         ConfigError: It names a file.
@@ -44,7 +44,7 @@ def place_of(word: str) -> Path:
         fix = f"nexus-ablate judge {shlex.quote(word)}, if it is a table of results"
         raise ConfigError("this is a file, not a directory of runs", word, fix)
     is_name = path.name == word and not os.path.lexists(path)
-    return named if is_name and with_strata(named)[0].is_dir() else path
+    return named if is_name and setting_folders(named)[0].is_dir() else path
 
 
 def runs_at(words: list[str], verb: str) -> list[Path]:

@@ -227,16 +227,16 @@ def parse_row(path: Path, line: bytes, place: str = "a line") -> dict[str, Any]:
     return row
 
 
-def with_strata(path: Path) -> list[Path]:
-    """The folders `STUDY@STRATUM` of a study with strata, which has no folder of its own; else the path itself."""
+def setting_folders(path: Path) -> list[Path]:
+    """The folders `STUDY@SETTING` of a study with settings, which has no folder of its own; else the path itself."""
     if os.path.lexists(path) or not path.parent.is_dir():
         return [path]
-    strata = [folder for folder in path.parent.glob("*@*") if folder.name.rpartition("@")[0] == path.name]
-    return sorted(strata) or [path]
+    folders = [folder for folder in path.parent.glob("*@*") if folder.name.partition("@")[0] == path.name]
+    return sorted(folders) or [path]
 
 
 def find_runs(dirs: Iterable[Path]) -> list[Path]:
-    """The run directories in the given ones (a run, an arm, a study with or without strata, or a runs_dir), sorted.
+    """The run directories in the given ones (a run, an arm, a study with or without settings, or a runs_dir), sorted.
 
     Hidden directories are skipped.
 
@@ -266,7 +266,7 @@ def runs_and_strangers(dirs: Iterable[Path]) -> tuple[list[Path], dict[Path, str
             if depth > 1:
                 search(child, depth - 1)
 
-    for path in chain.from_iterable(map(with_strata, dirs)):
+    for path in chain.from_iterable(map(setting_folders, dirs)):
         if not os.path.isdir(path):
             is_first = not path.parent.is_dir() and len(path.parts) == 2  # nothing was ever trained here
             fix = f"nexus-ablate study {path.name}" if is_first else "nexus-ablate status"

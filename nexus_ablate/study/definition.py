@@ -20,7 +20,7 @@ from nexus_ablate.config.overrides import check_overrides
 from nexus_ablate.errors import ConfigError, did_you_mean
 from nexus_ablate.plain_data import UNREADABLE, load_yaml
 from nexus_ablate.runs.lookup import DEFAULT
-from nexus_ablate.runs.record import read_text
+from nexus_ablate.runs.record import read_text, setting_folders
 from nexus_ablate.study.arm_overrides import OF_ONE_RUN, YAML, is_override, key_of, merged, says_how
 from nexus_ablate.study.record import load
 from nexus_ablate.study.study import FORMER, TYPED, Study, encode, from_values
@@ -74,13 +74,11 @@ def settings_of(study: Study) -> list[Study]:
 
 
 def folders_of(path: Path) -> list[Path]:
-    """The folders `STUDY@SETTING` of a study with settings, which has no folder of its own; else the path itself."""
-    if os.path.lexists(path) or not path.parent.is_dir():
-        return [path]
-    found = sorted(folder for folder in path.parent.glob("*@*") if folder.name.partition("@")[0] == path.name)
-    study = next((study for folder in found if (study := load(folder))), None)
+    """The folders of a study's settings in the order of its file, of one without settings its own."""
+    folders = setting_folders(path)
+    study = next((study for folder in folders if (study := load(folder))), None)
     order = [f"{path.name}@{setting}" for setting in study.settings] if study else []
-    return sorted(found, key=lambda folder: [*order, folder.name].index(folder.name)) or [path]
+    return sorted(folders, key=lambda folder: [*order, folder.name].index(folder.name))
 
 
 def runs_dir_of(launch: list[str]) -> Path:

@@ -78,7 +78,7 @@ def settings_of(
         "entity": place.entity,
         "resume": "allow",
         "mode": mode,
-        "run_group": ((record.env or {}).get("multirun") or record.study)[:MAX_NAME],
+        "run_group": record.study[:MAX_NAME],
         "run_job_type": "train",
         "run_name": f"{record.arm[: MAX_NAME - len(seed)]}{seed}",
         "run_tags": tuple(dict.fromkeys(tags)),
