@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -72,24 +72,19 @@ class Arm:
 
     def values(self, name: str, seeds: Sequence[int]) -> Array:
         """(seeds,) a figure at each seed, at the arm's own best rate where it has one; NaN where there is none."""
-        return self.on_scale(Endpoint("val_loss"), seeds, name)
+        return self._at_best(seeds, lambda run: run.figure(name))
 
-    def on_scale(self, endpoint: Endpoint, seeds: Sequence[int], name: str = "") -> Array:
-        """(seeds,) an endpoint on its scale, or a figure by its name; NaN where there is none."""
+    def on_scale(self, endpoint: Endpoint, seeds: Sequence[int]) -> Array:
+        """(seeds,) the same of an endpoint, on its scale."""
+        return self._at_best(seeds, lambda run: run.on_scale(endpoint))
+
+    def _at_best(self, seeds: Sequence[int], value: Callable[[Run], float]) -> Array:
+        """(seeds,) values weighted over the rates that count; NaN at a seed that lacks one of their runs."""
+        counted = [self.by_rate[rate] for rate in self.weights] or [self.runs]
         values = np.full(len(seeds), math.nan)
         for place, seed in enumerate(seeds):
-            rates = self.weights or {0.0: 1.0}
-            if any(seed not in self.by_rate.get(rate, self.runs) for rate in rates):
-                continue
-            total = 0.0
-            for weight, run in self.runs_at(seed):
-                if name:
-                    total += weight * run.figure(name)
-                else:
-                    total += weight * float(
-                        endpoint.on_scale(lambda figure, run=run: np.array([run.figure(figure)]))[0]
-                    )
-            values[place] = total
+            if all(seed in runs for runs in counted):
+                values[place] = sum(weight * value(run) for weight, run in self.runs_at(seed))
         return values
 
     def mean(self, name: str) -> float | None:

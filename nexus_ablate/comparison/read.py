@@ -18,6 +18,7 @@ from nexus_ablate.runs import SETTLED, RunRecord, read_run
 from nexus_ablate.runs.contradiction import contradiction
 from nexus_ablate.runs.formats import INIT
 from nexus_ablate.runs.record import last_row, leaves, read_document, runs_and_strangers
+from nexus_ablate.study.endpoint import Endpoint
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,10 @@ class Run:
         values = value if isinstance(value, list) else [value]
         numbers = [v for v in values if isinstance(v, int | float)]
         return float(np.mean(numbers)) if numbers and len(numbers) == len(values) else float("nan")
+
+    def on_scale(self, endpoint: Endpoint) -> float:
+        """An endpoint on its scale; NaN where there is none."""
+        return float(endpoint.on_scale(lambda name: np.array([self.figure(name)]))[0])
 
     def left_out(self, reason: str) -> LeftOut:
         """The run as one that gives no result to the table."""

@@ -34,7 +34,7 @@ def name_to_type(path: Path) -> str:
 
 
 def place_of(word: str) -> Path:
-    """The directory that a word names: itself, or that of a study in runs/, which has a folder for each setting instead.
+    """The directory that a word names: itself, or that of a study in runs/, or of its settings.
 
     Raises:
         ConfigError: It names a file.
