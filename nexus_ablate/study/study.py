@@ -136,7 +136,7 @@ def from_values(values: Mapping[str, Any], typed: Collection[str] = ()) -> Study
         takes, example, convert = KEYS[key]
         try:
             read[key] = convert(value)
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, AttributeError):
             form = "{}={}" if key in typed else "{}: {}"
             got = form.format(key, value if key in typed else in_yaml(value))
             raise ConfigError(f"{key} takes {takes}", got, form.format(key, example)) from None

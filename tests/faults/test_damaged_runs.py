@@ -9,13 +9,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from nexus_ablate.comparison.within_stratum import compare_stratum as compare
 from written_runs import Writer
 
 from faults.bench import sizes
 from faults.payloads import PICKLE, YAML
 from nexus_ablate.cli import main
-from nexus_ablate.comparison import load
+from nexus_ablate.comparison import read as reading
+from nexus_ablate.comparison.compare import Table, compare
 from nexus_ablate.errors import UserError
 
 BATCH = 50
@@ -66,9 +66,14 @@ def flipped(data: bytes, draw: random.Random) -> bytes:
     return bytes(changed)
 
 
-def means(comparison) -> dict[str, float | None]:
-    """The numbers of the two arms that are whole."""
-    return {row.arm: row.mean for row in comparison.rows if row.arm in ("baseline", "norm=layer")}
+def compared(root: Path) -> Table:
+    (table,) = compare(root / "study", baseline="baseline").tables
+    return table
+
+
+def means(table: Table) -> dict[str, float | None]:
+    """The losses of the two arms that are whole."""
+    return {arm.name: arm.mean("val_loss") for arm in table.arms if arm.name in ("baseline", "norm=layer")}
 
 
 @sizes(50, 500, fast=True)
@@ -77,7 +82,7 @@ def test_every_damaged_run_is_counted_and_no_intact_number_moves(tmp_path, count
     excluded = read = 0
     for start in range(0, count, BATCH):
         writer = intact(tmp_path / str(start))
-        expected = means(compare(writer.root))
+        expected = means(compared(writer.root))
         said = {}
         for number in range(start, start + BATCH):
             broken = writer.root / "study" / f"x={number}" / f"s{number % 3}-0000{number:04x}"
@@ -85,13 +90,13 @@ def test_every_damaged_run_is_counted_and_no_intact_number_moves(tmp_path, count
             shutil.copytree(writer.paths[number % len(writer.paths)], broken)
             edit_json("env.json", "run_hash", f"0000{number:04x}")(broken, broken)
             said[broken] = spoil(broken, draw)
-        comparison = compare(writer.root, baseline="baseline")
-        reasons = {left.path: left.reason for left in comparison.excluded}
-        used = {run.record.path for arm in comparison.arms for run in arm.runs.values()}
+        table = compared(writer.root)
+        reasons = {left.path: left.reason for left in table.left_out}
+        used = {run.path for arm in table.arms for run in arm.runs.values()}
         for path, way in said.items():
             assert path in used or reasons.get(path), way
         assert all(reasons.values())
-        assert means(comparison) == expected
+        assert means(table) == expected
         excluded += len(said.keys() & reasons.keys())
         read += len(said.keys() - reasons.keys())
     counted(f"{count} of {count} accounted for: {excluded} left out with a reason, {read} readable anyway")
@@ -177,7 +182,7 @@ def test_a_run_that_contradicts_itself_is_left_out_with_the_reason(tmp_path, nam
     baseline, arm = paths[0], paths[3]
     damage, reason = CONTRADICTIONS[name]
     damage(arm, baseline)
-    excluded = {out.path: out.reason for out in compare(tmp_path).excluded}
+    excluded = {out.path: out.reason for out in compared(tmp_path).left_out}
     assert excluded.keys() <= {arm, baseline}
     assert "contradicts itself: " in excluded[arm] and reason in excluded[arm]
 
@@ -186,31 +191,28 @@ def test_a_run_that_contradicts_itself_is_left_out_with_the_reason(tmp_path, nam
 def test_a_cross_entropy_that_is_not_above_0_is_no_result(tmp_path, loss):
     path = intact(tmp_path).paths[3]
     with_loss(path, 0.5)
-    assert not compare(tmp_path).excluded, "the control"
+    assert not compared(tmp_path).left_out, "the control"
     with_loss(path, loss)
-    (left,) = compare(tmp_path).excluded
+    (left,) = compared(tmp_path).left_out
     assert left.path == path and "a cross-entropy is above 0" in left.reason
 
 
 def test_a_row_that_was_edited_is_seen_on_the_command_line(tmp_path, capsys):
     path = intact(tmp_path).paths[3]
     edit_json("summary.json", "val_loss", -1.0)(path, path)
-    main(["compare", str(tmp_path / "study")])
+    main(["compare", str(tmp_path / "study"), "--details"])
     assert "contradicts itself: summary.json says val_loss -1.0" in " ".join(capsys.readouterr().out.split())
 
 
 def test_control_runs_whose_files_agree_are_all_used(tmp_path):
     intact(tmp_path)
-    assert not compare(tmp_path).excluded
+    assert not compared(tmp_path).left_out
 
 
 def test_control_without_the_check_of_what_is_read_damage_would_end_the_comparison(tmp_path, monkeypatch):
     writer = intact(tmp_path)
     (writer.paths[0] / "summary.json").write_text("[1]")
-    assert len(compare(tmp_path).excluded) >= 1
-    monkeypatch.setattr(load, "UserError", ZeroDivisionError)
-    try:
-        compare(tmp_path)
-    except UserError:
-        return
-    raise AssertionError("the damage went unnoticed")
+    assert len(compared(tmp_path).left_out) >= 1
+    monkeypatch.setattr(reading, "UserError", ZeroDivisionError)
+    with pytest.raises(UserError):
+        compared(tmp_path)

@@ -31,16 +31,14 @@ LEVELS = ("{a: b}", "[[rms]]", "[{a: b}]", "[null]", "null", "2020-01-01", ".inf
 STUDIES = {
     "deep": "arms: " + "[" * 3000 + "]" * 3000,
     "tag": "design: !!bool x",
-    "open quote in an arm": "arms: ['norm=layer \"open']",
-    "digits": "arms: [norm=layer]\nseeds: [" + "9" * 400 + "]",
+    "open quote in an arm": "arms: {layer: 'norm=layer \"open'}",
+    "digits": "arms: {layer: norm=layer}\nseeds: [" + "9" * 400 + "]",
     "key": "? [1, 2]\n: 3",
-    "a key that is a date": "2020-01-01: x\narms: [norm=layer]",
-    "a key that is null": "null: x\narms: [norm=layer]",
-    "factors that are no mapping": "factors: [layer]",
-    "a factor that is no text": "factors: {1: [layer]}",
-    "a factor of the launch": "factors: {seed: [1, 2]}",
-    **{f"a level {level}": f"factors: {{norm: [layer, {level}]}}" for level in LEVELS},
-    **{f"an arm {level}": f"arms: [norm=layer, {level}]" for level in LEVELS},
+    "a key that is a date": "2020-01-01: x\narms: {layer: norm=layer}",
+    "a key that is null": "null: x\narms: {layer: norm=layer}",
+    "a varied key of the launch": "vary: {seed: [1, 2]}",
+    **{f"a level {level}": f"vary: {{norm: [layer, {level}]}}" for level in LEVELS},
+    **{f"an arm {level}": f"arms: {{layer: norm=layer, other: {level}}}" for level in LEVELS},
 }
 
 
@@ -68,7 +66,7 @@ def test_a_target_that_cannot_be_written_is_refused_before_anything_is_read(tmp_
     monkeypatch.chdir(tmp_path)
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "folder").mkdir()
-    monkeypatch.setattr("nexus_ablate.comparison.within_stratum.compare_stratum", None)
+    monkeypatch.setattr("nexus_ablate.comparison.compare.compare", None)
     refused(capsys, "compare", str(tmp_path), "--html", target)
     refused(capsys, "show", str(tmp_path), "--out", f"{target}.png" if target != "folder" else "nowhere/folder.png")
     assert sorted(os.listdir(tmp_path)) == ["folder", "loop"]
