@@ -19,6 +19,7 @@ from nexus_ablate.config.grammar import show
 from nexus_ablate.config.groups import choices_of, default_keys
 from nexus_ablate.config.options import conf_yaml
 from nexus_ablate.config.overrides import NO_KEY, check_overrides
+from nexus_ablate.errors import STORAGE
 from nexus_ablate.masking import mask
 
 
@@ -54,7 +55,6 @@ def test_a_project_that_w_and_b_refuses_is_named_before_anything_is_trained(caps
         ("evalute runs/scratch --evals streaming", "nexus-ablate evaluate runs/scratch --evals streaming"),
         ("norm rms --foo", "nexus-ablate list norm"),
         ("plan norms vocab_size=255", "vocab_size=auto"),
-        ("study mine vary.vocab_size=300,100 seeds=0", "vocab_size=auto"),
         ("kv_bias=key normalizer=sigmoid", "kv_bias=key_value"),
         ("position=rope_llama3 position.low_freq_factor=8", "position.low_freq_factor=1 position.high_freq_factor=4"),
         ("position=rope_yarn position.beta_slow=32", "position.beta_fast=32 position.beta_slow=1"),
@@ -120,7 +120,6 @@ def test_an_option_without_effect_says_so(capsys, option, note):
         "-m hydra.sweeper.max_batch_size=-1 seed=0,1",
         "-m hydra.sweeper.max_batch_size=0 seed=0,1",
         "-m hydra.sweep.dir=/dev/null seed=0,1",
-        "-m runs_dir=/proc/runs seed=0,1",
         "-m hydra/launcher=joblib hydra.launcher.n_jobs=0 seed=0,1",
         "-m hydra.launcher.n_jobs=0 hydra/launcher=joblib seed=0,1",
         "${nope}",
@@ -151,7 +150,6 @@ def test_a_command_line_that_cannot_be_run_is_three_lines_and_makes_nothing(comm
         ("bench nrom", "try: nexus-ablate bench norm"),
         ("bench init", "try: one of attention, conv, ffn"),
         ("bench norm --only=rmss", "try: rms"),
-        ("bench norm --against=rmss", "try: rms"),
         ("bench norm --only=", "--only needs a value"),
         ("bench norm --seconds=fast", "--seconds takes a number above 0"),
         ("bench norm --seconds=0", "--seconds takes a number above 0"),
@@ -217,8 +215,6 @@ def test_a_command_line_that_cannot_be_run_is_three_lines_and_makes_nothing(comm
         ("study norms data=files data.files=[nosuch.txt]", "names a file that does not exist"),
         ("study norms train.device=cuda:99", "try: train.device=auto"),
         ("study depth train.device=cuda:99", "try: train.device=auto"),
-        ("study norms --cluster kubernetes", "--cluster takes slurm"),
-        ("study norms --cluster slurm", "try: nexus-ablate study norms --launcher slurm"),
         ("study norms --partition gpu", "try: --launcher slurm --partition"),
         ("study norms --launcher slurm --workers 2", "--workers is for --launcher local"),
         ("study norms --launcher slurm --time 4h", "try: --time 240"),
@@ -230,8 +226,6 @@ def test_a_command_line_that_cannot_be_run_is_three_lines_and_makes_nothing(comm
         ("study norms --launcher joblib hydra/launcher=local", "the jobs are run by one launcher"),
         ("study norms --launcher joblib hydra.launcher.n_job=2", "try: --launcher joblib, without settings"),
         ("study norms hydra.launcher.n_jobs=2", "try: --launcher joblib hydra.launcher.n_jobs=2"),
-        ("study norms --workers-per-gpu 2 --workers 2", "try: leave --workers out"),
-        ("study norms --workers-per-gpu 2 train.device=cpu", "there is no GPU to share"),
         ("plan norm=rms", "try: norms norm=rms"),
     ],
 )
@@ -242,11 +236,10 @@ def test_a_command_that_cannot_be_meant_is_answered_by_what_can(command, said, c
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only for root")
-def test_a_multirun_in_a_read_only_folder_is_three_lines(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    tmp_path.chmod(0o555)
-    assert "runs_dir cannot be written" in answer(capsys, "-m", "seed=0,1")[0]
+def test_a_multirun_in_a_folder_that_nobody_can_write_is_three_lines(capsys):
+    assert main(["-m", "runs_dir=/proc/runs", "seed=0,1"]) == STORAGE
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "error: cannot write /proc/runs" and len(lines) == 3
 
 
 NO_OPTION = "has no option of this name"
@@ -296,7 +289,7 @@ ANSWERS = [
     ("trainer.precision=bf16-mixed", NO_KEY, "train.precision=bf16"),
     ("trainer.devices=4 trainer.strategy=ddp", NO_KEY, "torchrun --nproc-per-node 4 -m nexus_ablate"),
     ("--gpus 2", NO_FLAG, "torchrun --nproc-per-node 2 -m nexus_ablate"),
-    ("--config mine.yaml", NO_FLAG, "nexus-ablate study mine.yaml"),
+    ("--config mine.yaml", DASHES, "nexus-ablate study mine.yaml"),
     ("sweep mine.yaml", NO_VERB, "nexus-ablate study mine.yaml"),
     ("sweep norm=rms,layer", NO_VERB, "nexus-ablate -m norm=rms,layer"),
     ("--resume", NO_FLAG, RESUMES),
@@ -310,7 +303,6 @@ ANSWERS = [
     ("hydra.run.dir=out", "of Hydra's keys", "runs_dir=out"),
     ("study=norms", "study is a verb", "nexus-ablate study norms"),
     ("import gpt2", "there is no file or directory of this name", "hf download gpt2 --local-dir gpt2"),
-    ("judge https://wandb.ai/team/project", "a URL is not a path", "nexus-ablate judge wandb:team/project"),
     ("-m seed=range(0,3),5", "a sweep is a list", "nexus-ablate -m seed=0,1,2"),
     ("-m norm=rms,layer norm=dyt,none", "norm is swept, and given twice", "norm=rms,layer,dyt,none"),
     ("-m norm=glob(*) norm=dyt", "norm is swept, and given twice", "norm=glob(*)"),
@@ -325,7 +317,7 @@ def desk(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("input.txt", "mine.txt", "notes.txt", "text.parquet", "text.jsonl"):
         (tmp_path / name).write_text("text " * 1000)
-    (tmp_path / "mine.yaml").write_text("question: which?\narms: [norm=layer]\n")
+    (tmp_path / "mine.yaml").write_text("question: which?\narms: {layer: norm=layer}\n")
     (tmp_path / "runs").mkdir()
     (tmp_path / "plugin").mkdir()
 
@@ -405,8 +397,6 @@ def test_every_foreign_word_is_answered_with_what_is_accepted(row, desk, capsys)
     meant = FOREIGN_WORDS[row]
     kept = kept_by(meant) if "*" in row else "*"
     words = shlex.split(row.replace("*", kept))
-    if row.startswith("https"):
-        words = ["judge", *words]
     assert answer(capsys, *words)[2] == meant.replace("*", kept).strip()
     if "init.run" not in meant and "data.path" not in meant:  # of a run, or a data set, that is not here
         check_accepted(meant.replace("*", kept))
@@ -454,16 +444,14 @@ def test_a_word_that_resembles_nothing_is_answered_with_all_names(typed, capsys)
 
 def test_a_study_file_that_is_missing_is_looked_for_beside_its_name(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.yaml").write_text("question: which?\narms: [norm=layer]\n")
-    problem, got, fix = answer(capsys, "plan", "mien.yaml")
-    assert str(tmp_path) in problem and "mien.yaml" in got
-    assert fix == "mine.yaml"
+    (tmp_path / "mine.yaml").write_text("question: which?\narms: {layer: norm=layer}\n")
+    assert answer(capsys, "plan", "mien.yaml") == ["there is no such file", "mien.yaml", "mine.yaml"]
     assert "nexus-ablate list studies" in answer(capsys, "plan", "elsewhere/mine.yaml")
 
 
 def test_broken_yaml_is_named_with_its_line(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.yaml").write_text("question: which?\narms: [norm=layer\nseeds: [0]\n")
+    (tmp_path / "mine.yaml").write_text("question: which?\narms: {layer: norm=layer\nseeds: [0]\n")
     problem, _, fix = answer(capsys, "study", "mine.yaml")
     assert "mine.yaml, line 3" in problem and "line 3" in fix
 

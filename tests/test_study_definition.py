@@ -76,7 +76,7 @@ MISTAKES = (
     ("mine vary.norm=layer lr_grid=1e-3", "lr_grid takes auto, or three or more rising rates"),
     ("mine vary.norm=layer lr_grid=auto worth=on", "worth cannot be read beside lr_grid"),
     ("mine vary.norm=layer rerun=on", "try: leave rerun out"),
-    ("mine vary.norm=layr", "try: norm=layer"),
+    ("mine vary.norm=layr", "try: vary.norm=layer"),
     ("mine vary.norm=layer vary.nrom=rms", "try: "),
     ("mine norm=layer,none", "try: nexus-ablate study mine vary.norm=layer,none"),
     ("mine vary.norm=rms", "no arm other than its baseline"),

@@ -6,8 +6,8 @@ import shlex
 from pathlib import Path
 
 from nexus_ablate.cli.backend import BACKEND_FLAGS, backend_of
-from nexus_ablate.cli.verb import Flag, Flags, Verb, one_of, target, whole
-from nexus_ablate.errors import OK, ConfigError
+from nexus_ablate.cli.verb import FORCE, Flag, Flags, Verb, one_of, target, whole
+from nexus_ablate.errors import OK
 
 VERB = Verb(
     "study",
@@ -29,6 +29,7 @@ VERB = Verb(
              whole("--add-seeds", 3, most=1000)),
         Flag("--retry", "failed", "run failed runs again (diverged runs have a result)", one_of("--retry", "failed")),
         Flag("--new", "FILE", "write the study to a YAML file instead of running it", target("--new")),
+        FORCE,
         *BACKEND_FLAGS,
     ),
     "`nexus-ablate plan STUDY` shows arms and costs and runs nothing. A study is fixed by its first launch.",
@@ -54,15 +55,13 @@ def run(words: list[str], flags: Flags) -> int:
 
 
 def _write(words: list[str], path: Path) -> int:
-    """Write the study that the words describe to a file that does not exist yet."""
+    """Write the study that the words describe to a file."""
     import yaml
 
     from nexus_ablate.masking import mask
     from nexus_ablate.study.definition import read_study
     from nexus_ablate.study.study import TYPED, encode
 
-    if path.exists():
-        raise ConfigError("this file exists", str(path), "another name, or remove it first")
     study, _ = read_study(words)
     values = {key: value for key, value in mask(encode(study)).items() if key in TYPED and key != "name"}
     path.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120), encoding="utf-8")

@@ -12,13 +12,14 @@ from nexus_ablate.config.compose import compose, differences
 from nexus_ablate.config.override_syntax import quoted
 from nexus_ablate.config.overrides import check_overrides
 from nexus_ablate.config.resolve import changed, default_tokens
+from nexus_ablate.config.rules import check_vocabulary
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.launch.cost import cost_of, vocabulary
 from nexus_ablate.measure.measures import find
 from nexus_ablate.runs import arm_name
 from nexus_ablate.runs.naming import BASELINE
-from nexus_ablate.study.arm_overrides import BUDGETS, key_of, merged
+from nexus_ablate.study.arm_overrides import BUDGETS, is_override, key_of, merged
 from nexus_ablate.study.record import config_hash
 from nexus_ablate.study.study import WORTH_ARMS, Study
 from nexus_ablate.training.start import check_groups
@@ -88,6 +89,8 @@ def composed(study: Study, overrides: Sequence[str], launch: Sequence[str]) -> R
     words = merged(study.baseline, setting, [*overrides], [*launch])
     config = compose([*words, f"experiment={quoted(Path(study.folder_name))}"])
     check_groups(config)
+    if config.vocab_size != "auto":
+        check_vocabulary(config, vocabulary(config))
     return config
 
 
@@ -160,8 +163,14 @@ def _check_names(study: Study, written: list[list[str]]) -> None:
         ConfigError: A key, an option or a value does not exist.
     """
     for overrides in written:
-        if not study.vary or not any("." in key_of(text) for text in overrides):
+        if study.vary and any("." in key_of(text) for text in overrides):
+            continue
+        try:
             check_overrides(merged(study.baseline, overrides), sweeps=False)
+        except ConfigError as error:
+            if study.vary and " " not in error.fix and is_override(error.fix):
+                error.fix = f"vary.{error.fix}"
+            raise
 
 
 def _check_rates(configs: Configs, arms: dict[str, list[str]]) -> None:

@@ -47,7 +47,7 @@ def study_of(overrides: list[str]) -> tuple[Study, list[str]]:
         problem = "a sweep varies what is computed, and all of its runs are carried out in one way"
         raise ConfigError(problem, swept[0], EXAMPLE)
     assignments = {key: override.assignments() for key, override in given.items()}
-    seeds = [int(text.partition("=")[2]) for text in assignments.pop("seed", ["seed=0"])]
+    seeds = [_seed(text) for text in assignments.pop("seed", ["seed=0"])]
     if len(seeds) > MAX_SEEDS or len({*seeds}) < len(seeds):
         raise ConfigError(f"a sweep has up to {MAX_SEEDS} seeds, each once", given["seed"].text, EXAMPLE)
     launch_overrides = [assignments.pop(key)[0] for key in how if key != "experiment"]
@@ -72,6 +72,12 @@ def study_of(overrides: list[str]) -> tuple[Study, list[str]]:
         single = merged(shared, baseline)
     study = Study(name=name, baseline=single, arms=arms, seeds=seeds)
     return replace(study, multirun=True), launch_overrides
+
+
+def _seed(text: str) -> int:
+    """The seed that `seed=VALUE` sets; an interpolation is replaced."""
+    value = text.partition("=")[2]
+    return int(value) if value.isdecimal() else compose([text]).seed
 
 
 def _baseline(single: list[str], shared: list[str], combinations: list[list[str]]) -> list[str]:

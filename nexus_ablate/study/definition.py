@@ -46,7 +46,9 @@ def read_study(words: list[str]) -> tuple[Study, list[str]]:
         part, _, name = key.partition(".")
         if part in ("vary", "settings"):
             typed.setdefault(part, {})[name] = _listed(key, value) if part == "vary" else value
-        elif key in TYPED or key in FORMER:
+        elif part in FORMER:
+            typed[part] = value
+        elif key in TYPED:
             typed[key] = _typed(key, value)
         elif key in OF_ONE_RUN:
             raise ConfigError(f"a study does not take {key}", word, OF_ONE_RUN[key])

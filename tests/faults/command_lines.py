@@ -115,25 +115,10 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
 }
 """What may follow each verb first."""
 STUDY_KEYS = (
-    *("seeds=0,1", "seeds=x", "seeds.looks=2,4", "seeds.looks=4,2", "endpoint=val_bpb", "endpoint=[a]", "delta_min=-1"),
-    *(
-        "delta_min=2% tokens",
-        "match=params",
-        "match=seconds",
-        "match=x",
-        "design=factorial",
-        "lr_grid=1e-3,3e-3",
-        "share=12",
-    ),
-    *(
-        "tuning_seeds=7",
-        "vary.norm=layer,rms",
-        "vary.norm=nrom",
-        "vary.nrom=1,2",
-        "endpoints=val_loss,x",
-        "name=a b",
-        "rungs=1,2",
-    ),
+    *("seeds=0,1", "seeds=0-7", "seeds=x", "seeds=3", "endpoints=val_bpb", "endpoints=val_loss,x", "endpoints=[[a]]"),
+    *("endpoints=[{name: val_loss, delta_min: 2% compute}]", "delta_min=-1", "match=params", "match=x", "design=grid"),
+    *("lr_grid=auto", "lr_grid=1e-3,3e-3", "worth=on", "worth=x", "vary.norm=layer,rms", "vary.norm=nrom"),
+    *("vary.nrom=1,2", "settings.a=model=femto", "settings=1", "tuning_seeds=7", "strata.a=b", "name=a b"),
 )
 
 
@@ -336,7 +321,9 @@ def written_folder(folder: Path) -> None:
     writer.plan(("norm=layer",), seeds=[0, 1])
     rows = [f"{arm},{seed},{2 + seed / 100}" for arm in ("baseline", "other") for seed in range(3)]
     (folder / "table.csv").write_text("\n".join(["arm,seed,val_loss", *rows, ""]))
-    (folder / "mine.yaml").write_text("question: is it better?\narms: [norm=layer, ffn=gelu]\nseeds: [0, 1]\n")
+    (folder / "mine.yaml").write_text(
+        "question: is it better?\narms: {layer: norm=layer, gelu: ffn=gelu}\nseeds: [0, 1]\n"
+    )
     (folder / "published").mkdir()
     config = '{"model_type": "llama", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2'
     config += ', "intermediate_size": 32, "vocab_size": 64, "architectures": ["LlamaForCausalLM"]}'

@@ -105,11 +105,12 @@ def test_a_url_is_refused_wherever_a_path_is_taken_masked_and_without_a_folder(f
 
 
 @pytest.mark.parametrize(
-    "line", [f"name: {URL}", f"runs_dir: {URL}", f"baseline: [data=files, 'data.files=[{URL}]']", f"arms: [{URL}]"]
+    "line",
+    [f"name: {URL}", f"runs_dir: {URL}", f"baseline: [data=files, 'data.files=[{URL}]']", f"arms: {{far: '{URL}'}}"],
 )
 @pytest.mark.parametrize("verb", ["plan", "study"])
 def test_a_url_in_a_study_s_file_is_masked(folder, verb, line):
-    lines = {"question": "question: is it?", "arms": "arms: [norm=layer]"} | {line.partition(":")[0]: line}
+    lines = {"question": "question: is it?", "arms": "arms: {layer: norm=layer}"} | {line.partition(":")[0]: line}
     (folder / "mine.yaml").write_text("\n".join(lines.values()))
     done = answer([verb, "mine.yaml"])
     assert done.status == CONFIG and len(done.error) == 3 and "hunter22" not in done.said
@@ -149,7 +150,7 @@ def suggestions(said: str) -> list[str]:
     """What an answer says to type: its `try:` lines, and commands in other sentences."""
     lines = [line for line in said.splitlines() if not line.startswith("  got: ")]
     found = [line.removeprefix("  try: ") for line in lines if line.startswith("  try: ")]
-    found += re.findall(r"`(nexus-ablate [^`]+)`|(?:next|strata:) +(nexus-ablate .*)", "\n".join(lines))
+    found += re.findall(r"`(nexus-ablate [^`]+)`|next +(nexus-ablate .*)", "\n".join(lines))
     words = (text if isinstance(text, str) else "".join(text) for text in found)
     commands = r"(nexus-ablate|chmod|mkdir|ls|mv|rm|--[a-z]|[\w.]+=)"
     return [
@@ -165,7 +166,7 @@ def commands_with_a_name() -> list[list[str]]:
     for path in paths:
         commands += [["dashboard", path], ["dashboard", "--study", path, "--dry-run"]]
         commands += [["compare", path, "--html", f"{NAME}/nothing/x.html"], ["compare", path, "--html", NAME]]
-        commands += [["compare", path, "--html", f"{NAME}.csv"], ["compare", path, "--watch"]]
+        commands += [["compare", path, "--html", f"{NAME}.csv"], ["status", path, "--json"]]
         commands += [["show", path, "--out", f"{NAME}/nothing/x.png"], ["show", path, "--out", f"{NAME}.csv"]]
     return commands + [[f"{key}={NAME}"] for key in KEYS] + [["study", f"experiment={NAME}"]]
 
@@ -195,7 +196,7 @@ def test_no_name_of_a_folder_runs_in_a_command_that_is_suggested(folder, counted
     writer.arm(losses=[2.0, 2.1])
     writer.plan(("norm=layer",))
     (folder / f"{NAME}.csv").write_text("arm,seed,val_loss\nbaseline,0,2.0\n")
-    (folder / f"{NAME}.yaml").write_text("question: is it?\narms: [norm=layr]\n")
+    (folder / f"{NAME}.yaml").write_text("question: is it?\narms: {layer: norm=layr}\n")
     commands = commands_with_a_name()
     assert not executed(commands, folder)
     monkeypatch.setattr("shlex.quote", str)
