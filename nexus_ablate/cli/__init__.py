@@ -128,7 +128,7 @@ def _run(arguments: list[str]) -> int:
     return module.run(*module.VERB.parse(arguments))
 
 
-_NOT_PATHS = ("--prompt", "https://wandb.ai/", "hydra", "question", "claim", "stated")
+_NOT_PATHS = ("--prompt", "https://wandb.ai/", "hydra", "question")
 """Flags and keys, or what they begin with, whose values may hold a URL."""
 
 
