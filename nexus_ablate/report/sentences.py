@@ -89,7 +89,7 @@ def basis(table: Table) -> str:
     if table.study is not None and table.study.lr_grid:
         parts.append("each arm at its own best learning rate")
     if qualifiers := shared_qualifiers(table):
-        parts.append(f"of every word: {', '.join(qualifiers)}")
+        parts.append(f"every word: {', '.join(qualifiers)}")
     return ", ".join(parts)
 
 
