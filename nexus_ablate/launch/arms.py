@@ -168,9 +168,16 @@ def _check_names(study: Study, written: list[list[str]]) -> None:
         try:
             check_overrides(merged(study.baseline, overrides), sweeps=False)
         except ConfigError as error:
-            if study.vary and " " not in error.fix and is_override(error.fix):
-                error.fix = f"vary.{error.fix}"
-            raise
+            raise _in_vary(error, study.vary) from None
+
+
+def _in_vary(error: ConfigError, vary: dict[str, list[str]]) -> ConfigError:
+    """The error for an override of an arm as one for the varied key that it comes from, if it comes from one."""
+    wrong, right = key_of(error.got), key_of(error.fix)
+    if wrong not in vary or " " in error.fix or not is_override(error.fix):
+        return error
+    values = [error.fix.partition("=")[2] if f"{wrong}={value}" == error.got else value for value in vary[wrong]]
+    return ConfigError(error.problem, f"vary.{wrong}={','.join(vary[wrong])}", f"vary.{right}={','.join(values)}")
 
 
 def _check_rates(configs: Configs, arms: dict[str, list[str]]) -> None:

@@ -19,7 +19,7 @@ import pytest
 from faults.mistakes import group_names, inside, key_constraints, mistakes
 from nexus_ablate.cli import main
 from nexus_ablate.cli.verb import OVERRIDES, Flag, Verb, all_verbs
-from nexus_ablate.errors import CONFIG
+from nexus_ablate.errors import CONFIG, escaped
 
 LIMIT_SECONDS = 60
 FLAG_VALUES = (
@@ -259,7 +259,7 @@ def suggested(command: list[str], error: list[str]) -> list[str] | None:
     if words[:1] == ["nexus-ablate"]:
         return words[1:]
     refused = {got, got.strip("'"), *(got.split(" ", 1) if got.startswith("--") else ())}  # `--seeds 5` is two words
-    command = [word for word in command if word not in refused and word.partition("=")[0] not in refused]
+    command = [word for word in command if escaped(word) not in refused and word.partition("=")[0] not in refused]
     if words and all(re.fullmatch(r"[~+]*[\w./@]+=.*", word) for word in words):
         keys = {word.partition("=")[0].lstrip("+~") for word in words}
         kept = [word for word in command if not is_replaced(word.partition("=")[0].lstrip("+~"), keys)]
