@@ -1,4 +1,4 @@
-"""Finding runs again: `runs`, ids and `last`, `diff`, `sample`."""
+"""Finding runs again: `status`, ids and `last`, `show`, `sample`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def refused(capsys, command):
 
 def test_status_lists_every_run_with_id_loss_and_disk_use(desk, capsys):
     lines = printed(capsys, "status")
-    columns = ["arm", "id", "study", "seed", "state", "step", "val", "loss", "delta", "age", "disk"]
+    columns = ["arm", "id", "study", "seed", "state", "step", "val", "loss", "age", "disk"]
     assert lines[0].split() == columns
     (line,) = [line for line in lines if line.startswith("norm=layer ")]
     assert id_of(desk["norm=layer"]) in line.split() and "1.5000" in line and "5.0" in line and line.endswith("MB")
@@ -64,17 +64,6 @@ def test_a_folder_without_runs_is_refused_by_each_verb_that_takes_runs(desk, cap
     os.mkdir("runs/begun")
     assert refused(capsys, f"{verb} begun")[0] == "error: there is no run here", "a name is that of a study in runs/"
     assert refused(capsys, f"{verb} bgun")[0] == "error: this directory does not exist"
-
-
-def test_runs_are_filtered_by_every_text_and_sorted(desk, capsys):
-    assert [line.split()[0] for line in printed(capsys, "status --filter mine --filter finished --sort loss")[1:3]] == [
-        "norm=layer",
-        "baseline",
-    ]
-    assert printed(capsys, "status --filter mine --filter finished")[-1].startswith("2 finished")
-    assert printed(capsys, "status --sort disk")[1].startswith("norm=layer")
-    assert printed(capsys, "status runs/other --sort arm")[-1].startswith("1 finished")
-    assert printed(capsys, "status --filter nothing") == ["no runs here, 0 B"]
 
 
 def test_a_run_is_found_by_id_by_the_start_of_its_id_and_as_the_last(desk):
