@@ -121,6 +121,7 @@ def test_without_factors_an_identity_is_what_it_was_and_equal_factors_are_one_ar
 
 
 def test_a_study_varies_factors_and_refuses_those_of_a_role_that_an_arm_lacks(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr(cost, "measured_speed", lambda config, threads: None)
     words = ["vary.optim.groups=[],[embedding:lr:0.1],[embedding:lr:10],[gate:lr:2]", "train.steps=2"]
     assert main(["plan", "mine", *words]) == 0
