@@ -29,7 +29,7 @@ def publish(
         project: `project` or `entity/project`.
         name: The study, or what else is compared.
         answer: The verdicts in a sentence.
-        tables: Titles, and rows of strings, by stratum; '' for a study without strata.
+        tables: Titles, and rows of strings, by setting; '' for a study without settings.
         files: Content of the artifact by file name; `report.html` is also shown as a page.
 
     Returns:
@@ -56,8 +56,8 @@ def publish(
         }
         run = begin(settings, {"study": name})
         shown: dict[str, Any] = {"report": wandb.Html(files["report.html"], inject=False)}
-        for stratum, (columns, rows) in tables.items():
-            title = f"verdict/{stratum}" if stratum else "verdict"
+        for setting, (columns, rows) in tables.items():
+            title = f"verdict/{setting}" if setting else "verdict"
             shown[title] = wandb.Table(columns=list(columns), data=[list(row) for row in rows])
         run.log(shown)
         accepted = re.sub(r"[^A-Za-z0-9._-]", "_", name)[:100]  # what W&B takes
