@@ -310,17 +310,17 @@ def test_a_place_that_wandb_lacks_is_refused_before_anything_is_compared(server,
 
 
 @pytest.mark.slow
-def test_a_comparison_of_strata_has_the_table_of_each_and_a_name_of_its_own(server, study, command):
-    for stratum, loss in (("usual", 1.9), ("quarter", 2.2)):
-        study.study = f"mini@{stratum}"
+def test_a_comparison_of_settings_has_the_table_of_each_and_a_name_of_its_own(server, study, command):
+    for setting, loss in (("usual", 1.9), ("quarter", 2.2)):
+        study.study = f"mini@{setting}"
         study.arm(losses=[2.0, 2.1, 2.05])
         study.arm("norm=layer", losses=[loss, loss + 0.12, loss + 0.05])
-        study.plan(("norm=layer",), stratum=stratum, of="mini", all_strata=["usual", "quarter"])
+        study.plan(("norm=layer",), setting=setting, settings={"usual": "bias=off", "quarter": "bias=on"})
     for words in (["runs/mini"], ["runs/mini@usual"], ["runs/mini", "--baseline", "norm=layer"]):
         command("compare", *words, "--wandb", "mine")
     whole, one, other = server.runs.values()
     names = [run.fields["displayName"] for run in (whole, one, other)]
-    assert names == ["compare mini", "compare mini@usual", "compare runs/mini --baseline norm=layer"]
+    assert names == ["compare mini", "compare mini@usual", "compare mini --baseline norm=layer"]
     assert "usual: " in whole.summary["answer"] and "quarter: " in whole.summary["answer"]
     assert {"verdict/usual", "verdict/quarter"} <= whole.summary.keys()
 
@@ -331,7 +331,7 @@ def test_a_comparison_is_a_run_with_table_and_page_and_a_versioned_artifact(serv
     study.arm("norm=layer", losses=[1.9, 2.02, 1.95])
     study.plan(("norm=layer",))
     for _ in range(2):
-        assert f"W&B: {server.url}/me/mine/runs/compare-" in command("compare", "runs", "--wandb", "me/mine")
+        assert f"W&B: {server.url}/me/mine/runs/compare-" in command("compare", "runs/norms", "--wandb", "me/mine")
     (run,) = server.runs.values()
     assert run.fields["jobType"] == "compare" and "norm=layer" in run.summary["answer"]
     table = json.loads(next(data for name, data in run.files.items() if name.startswith("media/table/")))

@@ -67,11 +67,13 @@ def run(dirs: list[str], flags: Flags) -> int:
     from nexus_ablate.comparison.compare import compare
     from nexus_ablate.runs.lookup import place_of
 
-    comparison = compare([place_of(word) for word in dirs], flags.get("baseline"), flags.get("allow", ()))
+    places = [place_of(word) for word in dirs]
+    comparison = compare(places, flags.get("baseline"), flags.get("allow", ()))
     deliver(comparison, flags)
     if "wandb" in flags:
+        names = [place.resolve().name for place in places]
         baseline = [f"--baseline {flags['baseline']}"] if "baseline" in flags else []
-        print(f"W&B: {_publish(comparison, ' '.join([*dirs, *baseline]), flags['wandb'])}", file=sys.stderr)
+        print(f"W&B: {_publish(comparison, ' '.join([*names, *baseline]), flags['wandb'])}", file=sys.stderr)
     return OK
 
 

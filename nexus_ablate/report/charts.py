@@ -305,24 +305,22 @@ def draw_losses(axes: Any, table: Table, axis: str) -> None:
 
     The picture starts after the first validations, which are of untrained models and far above all others.
     """
-    lowest, highest, start = [], [], []
-    for index, arm in enumerate(table.arms):
-        curve = _mean_curve(arm, axis)
-        if curve is None:
-            continue
-        budgets, mean, sd = curve
-        axes.plot(budgets, mean, color=colour(index), linewidth=1.8, gid=hover(arm.name))
-        axes.fill_between(budgets, mean - sd, mean + sd, color=colour(index), alpha=0.18, linewidth=0)
-        late = max(1, len(mean) // 3)
-        lowest.append(float((mean - sd).min()))
-        highest.append(float(mean[late]))
-        start.append(float(budgets[late]))
     _label_budget(axes, axis, f"validation {LOSS}")
-    if lowest:
-        top = min(max(highest), 2 * float(np.median(highest)))
-        pad = 0.04 * (top - min(lowest) or 1.0)
-        axes.set_xlim(left=min(start))
-        axes.set_ylim(min(lowest) - pad, top + pad)
+    curves = {place: curve for place, arm in enumerate(table.arms) if (curve := _mean_curve(arm, axis)) is not None}
+    if not curves:
+        return
+    start = min(budgets[POINTS // 3] for budgets, _, _ in curves.values())
+    lowest, highest = [], []
+    for place, (budgets, mean, sd) in curves.items():
+        shown, name = budgets >= start, hover(table.arms[place].name)
+        low, high = (mean - sd)[shown], (mean + sd)[shown]
+        axes.plot(budgets[shown], mean[shown], color=colour(place), linewidth=1.8, gid=name)
+        axes.fill_between(budgets[shown], low, high, color=colour(place), alpha=0.18, linewidth=0)
+        lowest.append(float((mean - sd).min()))
+        highest.append(float(mean[POINTS // 3]))
+    top = min(max(highest), 2 * float(np.median(highest)))
+    pad = 0.04 * (top - min(lowest) or 1.0)
+    axes.set_ylim(min(lowest) - pad, top + pad)
 
 
 def _mean_curve(arm: Arm, axis: str) -> tuple[Any, Any, Any] | None:

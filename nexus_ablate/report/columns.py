@@ -23,7 +23,7 @@ from nexus_ablate.comparison.verdict import (
     WORSE,
 )
 from nexus_ablate.console import compact
-from nexus_ablate.measure.measures import measure_of
+from nexus_ablate.measure.measures import BITS, NATS, measure_of
 
 NOTHING = "–"
 TONES = {
@@ -237,11 +237,13 @@ MAIN = [column for column in COLUMNS if column.main]
 
 
 def figure_columns(table: Table) -> list[Column]:
-    """A column for each diagnostic and evaluation that a run of the table recorded."""
-    names = {name for arm in table.arms for run in arm.runs.values() for name in run.figures if "/" in name}
+    """A column for each loss, diagnostic and evaluation that a run of the table recorded."""
+    names = {name for arm in table.arms for run in arm.runs.values() for name in run.figures}
     columns = []
     for name in sorted(names - {"spike_score/train/loss"}):
         measure = measure_of(name)
+        if "/" not in name and (measure is None or measure.unit not in (NATS, BITS)):
+            continue
         meaning = ", ".join(filter(None, (measure.definition, measure.unit))) if measure is not None else ""
         columns.append(Column(name, name, meaning, _figure(name), _written("{:.4g}")))
     return columns
