@@ -251,7 +251,7 @@ def test_json_is_one_object_with_the_vocabulary_that_was_asked_for(capsys):
     facts = json.loads(capsys.readouterr().out)
     assert facts["vocab_size"] == 1000
     assert facts["parameters"]["by_component"]["embedding"] == 1000 * facts["size"]["d_model"]
-    assert facts["arm"] == "model=micro"
+    assert facts["arm"] == "model=micro,vocab_size=1000"
 
 
 def test_flops_counted_with_few_sequences_are_those_of_all_of_them(tiny):

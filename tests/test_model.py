@@ -293,7 +293,8 @@ def test_batch_norm_leaks_the_future_in_training_and_only_there(tiny):
 
 @pytest.mark.parametrize("overrides", PAIRS, ids=",".join)
 def test_fused_attention_equals_the_plain_path(tiny, overrides):
-    model = build(tiny, *overrides)
+    cancels = {"mixer=exclusive", "gate=norm"} <= {*overrides}  # the norm multiplies rounding errors by 1 / sqrt(eps)
+    model = build(tiny, *overrides, *(["gate.eps=0.1"] if cancels else []))
     model.eval()
     fused = model(TOKENS)
     for module in model.modules():

@@ -114,6 +114,8 @@ def jobs(study: Study, configs: Configs, runs_dir: Path, launch: Sequence[str]) 
                 settings += [f"seed={seed}", f"experiment={quoted(Path(study.folder_name))}"]
                 # `auto` could mean something else where the job runs
                 settings.append(f"train.precision={config.train.precision}")
+                if config.train.compile == "auto":  # or one arm could be compiled and the next one not
+                    settings.append("train.compile=off")
                 overrides = merged(_overrides_of(study, arm, configs), settings, [*launch])
                 made.append(Job(arm, seed, rate, folder, path, overrides, config))
     return made

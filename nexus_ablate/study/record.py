@@ -35,7 +35,7 @@ def load(folder: Path) -> Study | None:
         needed = ("seeds",) if "multirun" in values else ("arms", "seeds")
         if missing := [key for key in needed if key not in values]:
             raise ValueError(f"{missing[0]} is missing")
-        name, _, setting = folder.name.partition("@")
+        name, _, setting = folder.resolve().name.partition("@")
         return from_values(values | {"name": name, "setting": setting})
     except ConfigError as error:
         raise UserError(f"{path}: {error.problem}", error.got, error.fix) from None
