@@ -36,6 +36,15 @@ def test_the_command_line_alone_makes_a_study():
     assert launch == ["runs_dir=r"]
 
 
+@pytest.mark.parametrize(
+    "typed",
+    [["arms.rms=norm=rms", "arms.both=norm=rms bias=on"], ["arms={rms: norm=rms, both: norm=rms bias=on}"]],
+)
+def test_arms_are_named_on_the_command_line_one_by_one_or_together(typed):
+    study, _ = read_study(["mine", *typed])
+    assert study.arms == {"rms": ["norm=rms"], "both": ["norm=rms", "bias=on"]}
+
+
 def test_a_file_is_changed_by_what_stands_beside_it(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("question: which?\nbaseline: [train.steps=9]\nvary: {norm: [layer, rms]}\nseeds: 0-4\n")

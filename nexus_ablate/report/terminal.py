@@ -60,11 +60,11 @@ def _show_table(table: Table, console: Console, details: bool) -> None:
     console.print("")
     _line(console, sentences.basis(table), "dim")
     checks, passed = sentences.fairness(table)
-    left_out = sentences.left_out(table)
     for check in checks if details else [check for check in checks if check.name != "excluded"][:MOST_CHECKS]:
         _line(console, f"{check.status} {check.name}: {check.text}", COLOURS[TONES[check.status]])
     if not details:
-        hidden = f"{len(left_out)} left out; " if left_out else ""
+        left_out = len(table.left_out) + len(table.study.refused if table.study else [])
+        hidden = f"{left_out} left out; " if left_out else ""
         _line(console, f"{hidden}{passed.partition(':')[0]} (--details)", "dim")
         return
     _line(console, passed, "dim")
@@ -73,7 +73,7 @@ def _show_table(table: Table, console: Console, details: bool) -> None:
             _line(console, f"  {row.endpoint.name} {row.arm.name}: {row.word}, {row.sentence}")
     console.print("")
     print_texts(by_measure(table), console)
-    for line in left_out:
+    for line in sentences.left_out(table):
         console.print(f"  {printable(line, 2000)}", soft_wrap=True, markup=False, emoji=False, highlight=False)
 
 

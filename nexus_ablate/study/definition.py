@@ -1,7 +1,7 @@
 """The study that a command asks for: a YAML file, a shipped or launched study, or a new name; then KEY=VALUE.
 
-`vary.KEY=A,B` and `settings.NAME=OVERRIDES` are parts of a study, its keys are themselves (`seeds=0-7`), and every
-other override joins the baseline.
+`vary.KEY=A,B`, `arms.NAME=OVERRIDES` and `settings.NAME=OVERRIDES` are parts of a study, its keys are themselves
+(`seeds=0-7`), and every other override joins the baseline.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def read_study(words: list[str]) -> tuple[Study, list[str]]:
 
     Args:
         words: NAME, then the overrides. NAME is the path of a YAML file, a shipped study, a study launched before (its
-            name or its folder), or a new name together with `vary.KEY=`.
+            name or its folder), or a new name together with `vary.KEY=` or `arms.NAME=`.
 
     Raises:
         ConfigError: The study does not exist, or its definition is invalid.
@@ -44,7 +44,7 @@ def read_study(words: list[str]) -> tuple[Study, list[str]]:
     for word in words[1:]:
         key, _, value = word.partition("=")
         part, _, name = key.partition(".")
-        if part in ("vary", "settings"):
+        if name and part in ("vary", "arms", "settings"):
             typed.setdefault(part, {})[name] = _listed(key, value) if part == "vary" else value
         elif part in FORMER:
             typed[part] = value
@@ -117,7 +117,7 @@ def _values_of(source: str, typed: dict[str, Any], overrides: list[str], runs_di
         return read_file(file)
     if source in shipped:
         return read_file(shipped[source])
-    if typed.get("vary"):
+    if typed.get("vary") or typed.get("arms"):
         return {"name": source}
     launched = load(folders_of(runs_dir / source)[0])
     if launched is not None:
