@@ -174,15 +174,16 @@ def test_whatever_key_a_run_of_another_version_lacks_each_verb_reads_it_or_refus
 
 
 @pytest.mark.slow
-def test_control_without_asking_for_every_key_a_comparison_would_end_in_a_traceback(finished, monkeypatch, capsys):
+def test_control_without_asking_for_every_key_an_evaluation_would_end_in_a_traceback(finished, monkeypatch, capsys):
+    command = ["evaluate", str(finished), "--evals", "quantization"]
     rewrite(finished, "config.yaml", ("norm", "eps"), None)
-    assert main(["compare", "runs"]) == 0
+    assert main(command) in (2, 4)
 
     def trusting(axis, values):
         return Option(values["name"], {key: values[key] for key in option_files(axis)[values["name"]].keys})
 
     monkeypatch.setattr(resolve, "check_option", trusting)
-    assert main(["compare", "runs"]) == 1
+    assert main(command) == 1
     assert "KeyError: 'eps'" in capsys.readouterr().err
 
 
