@@ -90,14 +90,6 @@ def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[
     return [lines[0], "|" + "---|" * len(heads), *lines[1:]]
 
 
-def print_table(console: Console, table: Table, full: bool) -> None:
-    """Print a table; with `full` in lines as long as it needs, which the terminal then wraps."""
-    width = console.width
-    console.width = UNLIMITED if full else width
-    console.print(table)
-    console.width = width
-
-
 def grid(
     heads: Sequence[str],
     rows: Sequence[Sequence[str]],

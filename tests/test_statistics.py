@@ -8,7 +8,6 @@ from scipy import stats
 
 from nexus_ablate.comparison.statistics import (
     detectable_difference,
-    half_width,
     paired_effect,
     seeds_and_text,
     seeds_needed,
@@ -129,7 +128,6 @@ def test_the_error_over_text_is_counted_from_sixteen_blocks_on():
 def test_detectable_differences_are_those_of_the_paired_t_test():
     result = [detectable_difference(1.0, n, 0.05) for n in (3, 4, 5, 6, 8, 10, 20)]
     assert result == pytest.approx([3.3, 2.1, 1.7, 1.4, 1.2, 1.0, 0.67], abs=0.05)  # in SDs of the difference
-    assert half_width(1.0, 5, 0.05) == pytest.approx(stats.t.ppf(0.975, 4) / 5**0.5)
 
 
 def test_the_seeds_that_are_named_do_show_the_difference_and_one_fewer_does_not():

@@ -201,11 +201,6 @@ def noncentrality(critical: float, df: float, power: float = POWER) -> float:
 # -------------------------------------------------------------------------------------------------- planning seeds
 
 
-def half_width(spread: float, n: int, level: float) -> float:
-    """Half of the interval's width that n pairs give, whose differences have this standard deviation."""
-    return t_quantile(1 - level / 2, n - 1) * spread / math.sqrt(n)
-
-
 def detectable_difference(spread: float, n: int, level: float, power: float = POWER, text_se: float = 0.0) -> float:
     """The smallest true difference that n pairs show with this power.
 

@@ -77,10 +77,5 @@ def key_of(override: str) -> str:
     return override.lstrip("+").partition("=")[0]
 
 
-def is_launch(text: str) -> bool:
-    """Whether a word of a command is an override for how runs are carried out."""
-    return "=" in text and says_how(key_of(text))
-
-
 def says_how(name: str) -> bool:
     return name in _LAUNCH or name.split(".")[0] == "tracker"
