@@ -23,6 +23,7 @@ from nexus_ablate.report.charts import forest
 from nexus_ablate.report.columns import MAIN, Column, text_table
 from nexus_ablate.report.sentences import answer
 from nexus_ablate.report.terminal import show
+from nexus_ablate.study.record import load, save
 
 BASE = [2.00, 2.02, 1.98, 2.01, 1.99]
 HOSTILE = "<script>alert(1)</script>|[bold]`$x_&\x1b[31m"
@@ -154,6 +155,17 @@ def test_six_arms_fit_on_one_screen_of_eighty_columns(tmp_path):
         "1 left out",
     ):
         assert part in text
+
+
+def test_an_arm_that_equals_the_baseline_is_named_in_the_details_and_not_counted_as_left_out(tmp_path):
+    writer = Writer(tmp_path)
+    writer.arm(losses=BASE)
+    writer.arm("norm=layer", losses=[x + 0.1 for x in BASE])
+    writer.plan(("norm=layer",))
+    save(dataclasses.replace(load(tmp_path / "study"), equal={"norm=rms": "baseline"}), tmp_path / "study")
+    comparison = compare(tmp_path / "study")
+    assert "left out" not in terminal(comparison, 80, details=False)
+    assert "norm=rms: the configuration of baseline, not trained twice" in terminal(comparison, 200, details=True)
 
 
 def test_three_settings_end_with_a_matrix_of_words_and_differences(tmp_path):
