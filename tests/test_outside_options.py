@@ -21,7 +21,8 @@ from nexus_ablate.config.plugins import VARIABLE, add_plugins
 from nexus_ablate.model import build_model
 from nexus_ablate.runs import find_runs, read_jsonl
 from nexus_ablate.training.checkpoint import load_newest
-from nexus_ablate.training.distributed import Place, check_world
+from nexus_ablate.training.distributed import Place
+from nexus_ablate.training.refusals import check_world
 from nexus_ablate.training.session import train
 from nexus_ablate.training.step import Step
 
@@ -247,6 +248,20 @@ def test_a_state_changes_once_in_a_step_by_the_sums_over_all_its_tokens(plugins,
     assert all(bias.abs().max() == pytest.approx(0.001) for bias in plain)
     assert all(torch.equal(a, b) for a, b in zip(plain, biases(tiny, *overrides), strict=True))
     assert biases(tiny, *overrides, steps=2)[0].abs().max() == pytest.approx(0.002)
+
+
+def test_a_step_that_float16_skips_leaves_the_state_as_it_is(plugins, tiny):
+    config = tiny("ffn=balanced", "train.device=cpu", "init=xavier", "train.batch_size=4", "train.precision=fp16")
+    rows = np.random.default_rng(0).integers(0, 11, (4, 9))
+    step = Step(config, build_model(config, 11).train(), 3, lambda number: rows)
+    step.set_loss_scale(2.0**60, 0)
+    weight = step.model.embedding.weight.detach().clone()
+    step.take(0, rows)
+    bias = step.model.blocks[0].ffn.bias_E
+    assert torch.equal(step.model.embedding.weight, weight) and not bias.any()
+    step.set_loss_scale(1.0, 0)
+    step.take(1, rows)
+    assert not torch.equal(step.model.embedding.weight, weight) and bias.any()
 
 
 def test_validation_and_other_forward_passes_leave_the_state_as_it_is(plugins, tiny):
