@@ -145,9 +145,10 @@ class Step:
         norm, norms = self.gradients.measure()
         seen = torch.cat((torch.stack((loss, norm)), norms, numbers[1:]))
         self._unread.append((number + 1, seen))
+        is_taken = True
         if self.checks_at_once:
-            self._check(number + 1, seen.tolist())
-        else:
+            is_taken = self._check(number + 1, seen.tolist())
+        else:  # a step that is not taken ends the run at the next `read`
             finite = torch.isfinite(loss) & torch.isfinite(norm)
             self._spoilt = torch.maximum(self._spoilt, 1 - finite.float())
             self.optimizer.skip_where(self._spoilt)
@@ -156,7 +157,8 @@ class Step:
         self.scaler.step(self.optimizer)  # type: ignore[reportArgumentType]
         self.scaler.update()
         self.model.constrain()
-        self.model.update_state({name: self.world.sum(tensor) for name, tensor in sums.items()})
+        if is_taken:
+            self.model.update_state({name: self.world.sum(tensor) for name, tensor in sums.items()})
         self.optimizer.zero_grad()
 
     def _weight(self, rows: np.ndarray, batch: np.ndarray) -> float:
@@ -193,13 +195,18 @@ class Step:
         end = 2 + len(self.parts)
         return [Seen(row[0], row[1], row[2:end], dict(zip(self.figures, row[end:], strict=True))) for row in rows]
 
-    def _check(self, step: int, row: list[float]) -> None:
+    def _check(self, step: int, row: list[float]) -> bool:
+        """Whether the optimizer takes a step, which it does unless float16 overflowed.
+
+        Raises:
+            Diverged: As in `read`.
+        """
         loss, norm, *norms = row[: 2 + len(self.parts)]
         if math.isfinite(loss) and math.isfinite(norm):
-            return
+            return True
         overflowed = self.scaler.is_enabled() and self.scaler.get_scale() > SMALLEST_LOSS_SCALE
         if math.isfinite(loss) and overflowed:  # float16: the scaler skips this step and lowers the scale
-            return
+            return False
         bad = [
             part for part, n in zip(self.parts, norms, strict=True) if not (math.isfinite(n) or part.startswith(ROLE))
         ]
