@@ -74,14 +74,17 @@ def projections(x: Tensor, linears: Sequence[Linear]) -> list[Tensor]:
     On a GPU, where a small product takes less time than its launch, they are parts of one product with the stacked
     weights. On a CPU they are separate products, which are as fast.
     """
-    are_plain = all(linear.multiplier is None for linear in linears)
-    are_alike = len({linear.bias is None for linear in linears}) == 1
-    if not (x.is_cuda and are_plain and are_alike):
+    if not x.is_cuda or any(linear.multiplier is not None for linear in linears):
         return [linear(part) for linear, part in zip(linears, shared(x, len(linears)), strict=True)]
-    weight = torch.cat([linear.weight for linear in linears])
-    bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
-    stacked = linears[0].product(x, weight, bias)
-    return [*stacked.split([len(linear.weight) for linear in linears], -1)]
+    weights = [linear.weight for linear in linears]
+    bias = None
+    if any(linear.bias is not None for linear in linears):
+        rows = [
+            linear.weight.new_zeros(len(linear.weight)) if linear.bias is None else linear.bias for linear in linears
+        ]
+        bias = torch.cat(rows)
+    stacked = linears[0].product(x, torch.cat(weights), bias)
+    return [*stacked.split([len(weight) for weight in weights], -1)]
 
 
 class HeadLinear(nn.Module):

@@ -356,6 +356,7 @@ class Step:
     def compile(self, batch: np.ndarray) -> str:
         """Compile forward and backward on a batch, then restore the running statistics that this changed.
 
+        What this process compiled before is forgotten, see `forget_programs`.
         On a GPU evaluation is compiled too, by its first call. On a CPU it isn't: a second program takes half as long
         again, and evaluation is at most 3% of a run's time.
 
@@ -370,11 +371,12 @@ class Step:
         mode = "reduce-overhead" if self.config.train.compile == "graphs" else None
         # Static shapes: for a second number of rows Dynamo would compile a symbolic, slower program.
         compiled = partial(torch.compile, mode=mode, dynamic=False)
-        self.compute = compiled(self.compute)
-        if self.device.type != "cpu":
-            self.compute_nats = compiled(self.compute_nats)
-        trust_instruction_sets()
-        try:
+        try:  # even the compiler's import fails where its cache folder can't be made
+            forget_programs()
+            trust_instruction_sets()
+            self.compute = compiled(self.compute)
+            if self.device.type != "cpu":
+                self.compute_nats = compiled(self.compute_nats)
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")  # the compiler recommends TF32
                 loss, more, *_ = self.loss(self.world.rows(batch[: self.config.train.batch_size]))
