@@ -237,7 +237,7 @@ class Forgetting(Mixer):
         return self.out(F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).flatten(2))
 ''',
     "mixer/forgetting.yaml": (
-        "# Attention that forgets by what it reads: an example, published nowhere.\n"
+        "# Forgetting attention, Lin et al. 2025, arXiv:2503.02130.\n"
         "name: forgetting\nreads: [model.head_dim]\n"
     ),
     "pairs.py": '''
@@ -301,7 +301,7 @@ TOGETHER = (
     ("mixer=fading", "head=two_ahead", "ffn=balanced", "placement=over_depth", "norm=median_norm"),
     ("mixer=forgetting", "placement=pairs", "optim=sign"),
 )
-OPTIONS = [*TOGETHER[0], *TOGETHER[1], "mixer=latent"]
+OPTIONS = ["mixer=latent", *(option for options in TOGETHER for option in options)]
 
 
 @pytest.fixture
@@ -330,6 +330,16 @@ def test_it_builds_is_causal_and_every_parameter_learns(plugins, tiny, option):
     logits = model.logits(model.hidden(TOKENS, context), model.head_weight)
     torch.stack([logits.square().sum(), *context.losses.values()]).sum().backward()
     assert all(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_its_recomputed_blocks_have_the_same_gradients(plugins, tiny, option):
+    def gradient(recompute):
+        model = build_model(tiny(option, "init=xavier", f"train.activation_checkpointing={recompute}"), 11)
+        model(TOKENS).square().sum().backward()
+        return model.embedding.weight.grad
+
+    assert torch.equal(gradient("on"), gradient("off"))
 
 
 @pytest.mark.parametrize("options", TOGETHER, ids=" ".join)
