@@ -1,4 +1,4 @@
-"""Draw every picture of the documentation: `python scripts/pictures.py [NAME...]`, about ten minutes.
+"""Draw every picture of the documentation: `python scripts/pictures.py [NAME...]`, about half an hour.
 
 Runs that a picture needs and runs/ lacks are trained. Each file holds its title and numbers as `Title`, which the tests
 compare with the page that shows it.
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from matplotlib import pyplot
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
@@ -55,9 +56,35 @@ def coordinates(param: str) -> None:
     subprocess.run([sys.executable, "scripts/bench_coordinates.py", f"param={param}", "--picture", picture], cwd=ROOT)
 
 
+def new_2026() -> None:
+    """Validation losses of each option of `new_2026` beside the baseline's, a line for each of three seeds."""
+    nexus("study", "new_2026")
+    draw_curves(RUNS / "new_2026", ROOT / "docs/new_2026.png")
+
+
+def draw_curves(study: Path, target: Path) -> None:
+    comparison = nexus_ablate.compare(study)
+    (table,) = comparison.tables
+    curves = comparison.curves_frame()
+    curves = curves[(curves.seed < 3) & (curves.tokens > 0)]
+    by_arm = dict(iter(curves.groupby("arm")))
+    baseline = by_arm.pop(table.arms[0].name)
+    figure, panels = pyplot.subplots(-(-len(by_arm) // 4), 4, figsize=(12, 8), sharex=True, sharey=True)
+    for panel, (arm, rows) in zip(panels.flat, by_arm.items(), strict=False):
+        for colour, losses in (("0.6", baseline), ("tab:blue", rows)):
+            for _, of_seed in losses.groupby("seed"):
+                panel.plot(of_seed.tokens, of_seed.val_loss, color=colour, linewidth=1)
+        panel.set_title(arm)
+    figure.supxlabel("tokens")
+    figure.supylabel("validation loss in nats per token; grey: the baseline")
+    differences = [f"{row.arm.name} {row.effect.delta:+.4f}" for row in table.rows if row.effect is not None]
+    figure.savefig(target, dpi=90, bbox_inches="tight", metadata={"Title": ", ".join(differences)})
+
+
 PICTURES: dict[str, Callable[[], None]] = {
     "default_run": default_run,
     "first_look": first_look,
+    "new_2026": new_2026,
     "coordcheck_mup": partial(coordinates, "mup"),
     "coordcheck_sp": partial(coordinates, "sp"),
 }
