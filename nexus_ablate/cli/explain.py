@@ -73,6 +73,7 @@ def facts_of(overrides: list[str]) -> Facts:
 
 def _regime(config: RunConfig, params: int) -> Facts:
     """What the budget lets a run show; of a budget in FLOPs the steps depend on the vocabulary of the data."""
+    from nexus_ablate.data import repeated_text, repeats
     from nexus_ablate.launch.cost import cost_of, text_tokens
     from nexus_ablate.measure.regime import regime_of
 
@@ -80,13 +81,14 @@ def _regime(config: RunConfig, params: int) -> Facts:
     if steps is None:
         steps = cost_of(config).steps
     regime = regime_of(config, params, steps, text_tokens(config))
+    copies = repeats.warnings(repeated_text(config.data, config.model.context))
     return {
         "tokens_per_parameter": regime.tokens / regime.params,
         "epochs": regime.epochs,
         "steps": regime.steps,
         "decay_timescale_steps": regime.decay_steps if math.isfinite(regime.decay_steps) else None,
         "summary": str(regime),
-        "warnings": regime.warnings(),
+        "warnings": copies + regime.warnings(),
     }
 
 

@@ -257,7 +257,7 @@ def _later(axis: str) -> dict[str, Any]:
 
 def _read_yaml(path: Path) -> tuple[str, dict[str, Any]]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         values = load_yaml(text)
     except (OSError, *UNREADABLE) as error:
         mark = getattr(error, "problem_mark", None)

@@ -37,6 +37,8 @@ class HubCorpus(Corpus):
     A local directory is identified by its content, a Hub data set by its name and revision.
     """
 
+    chosen_by_user = True
+
     def __init__(
         self,
         *,
@@ -140,12 +142,14 @@ class HubCorpus(Corpus):
         that it keeps is named by the content, since it would recognize changed files by their modification time alone.
         """
         from datasets import config, load_dataset
+        from datasets.data_files import FILES_TO_IGNORE
 
         path = str(self._local.resolve())
         copy = Path(config.HF_DATASETS_CACHE) / f"content-{hash_facts(self._content)[:32]}"
         keys: dict[str, Any] = {"name": name, "cache_dir": str(copy)}
-        shards = [file for file in self._local_files if file.suffix.lower() == ".parquet"]
-        if shards and len(shards) == len([file for file in self._local_files if is_table(file)]):
+        tables = [file for file in self._local_files if is_table(file) and file.name not in FILES_TO_IGNORE]
+        shards = [file for file in tables if file.suffix.lower() == ".parquet"]
+        if shards and shards == tables:
             self._require_column(shards)
             # Shards may differ in their other columns, and the default size of a batch is that of a file's first group
             # of rows, which is 0 in a shard without rows.

@@ -243,7 +243,7 @@ def read_tokenizer_file(path: Path) -> str:
         ConfigError: There is no readable file.
     """
     try:
-        return (path / FILE_NAME if path.is_dir() else path).read_text(encoding="utf-8")
+        return (path / FILE_NAME if path.is_dir() else path).read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
         if path.name == str(path) and not path.suffix:  # a word, not a path
             raise unknown("data.tokenizer is neither a tokenizer nor a file", str(path), TRAINED) from error

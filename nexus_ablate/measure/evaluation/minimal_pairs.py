@@ -74,7 +74,7 @@ def read_pairs(path: Path) -> list[tuple[str, str]]:
         ConfigError: The file can't be read, or a line holds no such pair.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             "minimal_pairs cannot read its file", f"{path}: {error}", f"a text file with {_FORM}"
