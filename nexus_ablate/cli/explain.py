@@ -28,7 +28,7 @@ VERB = Verb(
         ("explain norm=dyt placement=deepnorm", "including what these options also change"),
         ("explain preset=gpt2 model=base vocab_size=50257", ""),
     ),
-    (Flag("--json", "", "also norms, kernels, what each `auto` means, each tensor's start and rates, equal options"),),
+    (Flag("--json", "", "also kernels, each tensor's start and rates, equal options"),),
     "Prints the shape, the regime, the equations and the parameters. Trains nothing, and the data need not exist.",
     kind="runs",
 )
@@ -126,9 +126,9 @@ def describe(facts: Facts) -> None:
     _print("equations: x is the residual stream, A attention, F the FFN, N the norm", _equations(parts))
 
     total = f"{parameters['total']:,} parameters ({parameters['without_embeddings']:,} without embeddings)"
-    training = compact(facts["flops_per_token"]["training"])
+    training = compact(facts["flops_per_token"])
     costs = f"{total}; FLOPs per token: {training} in training, a third in the forward pass"
-    _print(costs, [("--json", "also norms, kernels, each `auto`, each tensor's start and rates, equal options")])
+    _print(costs, [("--json", "also kernels, each tensor's start and rates, equal options")])
 
 
 def _print(title: str, rows: Rows) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from nexus_ablate.config.options import SHIPPED, conf_dir
+from nexus_ablate.config.evaluations import SHIPPED
+from nexus_ablate.config.options import conf_dir
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.measure.evaluation.answers import Scores
 from nexus_ablate.measure.evaluation.ngram import NGram
