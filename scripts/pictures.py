@@ -57,26 +57,29 @@ def coordinates(param: str) -> None:
 
 
 def new_2026() -> None:
-    """Validation losses of each option of `new_2026` beside the baseline's, a line for each of three seeds."""
+    """Training losses of each option of `new_2026` beside the baseline's."""
     nexus("study", "new_2026")
     draw_curves(RUNS / "new_2026", ROOT / "docs/new_2026.png")
 
 
 def draw_curves(study: Path, target: Path) -> None:
-    comparison = nexus_ablate.compare(study)
-    (table,) = comparison.tables
-    curves = comparison.curves_frame()
-    curves = curves[(curves.seed < 3) & (curves.tokens > 0)]
-    by_arm = dict(iter(curves.groupby("arm")))
-    baseline = by_arm.pop(table.arms[0].name)
-    figure, panels = pyplot.subplots(-(-len(by_arm) // 4), 4, figsize=(12, 8), sharex=True, sharey=True)
-    for panel, (arm, rows) in zip(panels.flat, by_arm.items(), strict=False):
-        for colour, losses in (("0.6", baseline), ("tab:blue", rows)):
-            for _, of_seed in losses.groupby("seed"):
-                panel.plot(of_seed.tokens, of_seed.val_loss, color=colour, linewidth=1)
-        panel.set_title(arm)
+    """A panel per arm, a line per run of three seeds: the mean training loss of 5% of the run."""
+    (table,) = nexus_ablate.compare(study).tables
+    baseline, *arms = table.arms
+    figure, panels = pyplot.subplots(-(-len(arms) // 4), 4, figsize=(12, 8), sharex=True, sharey=True)
+    for panel, arm in zip(panels.flat, arms, strict=False):
+        for colour, runs in (("0.6", baseline.runs), ("tab:blue", arm.runs)):
+            for seed in (0, 1, 2):
+                rows = nexus_ablate.load_run(runs[seed].path).metrics_frame().dropna(subset="train/loss")
+                smooth = rows["train/loss"].rolling(max(1, len(rows) // 20)).mean()
+                panel.plot(rows["tokens"], smooth, color=colour, linewidth=1)
+        panel.set_title(arm.name)
+    for panel in panels.flat[len(arms) :]:
+        panel.remove()
+    last = baseline.values("val_loss", [0, 1, 2]).mean()
+    panels.flat[0].set_ylim(0.95 * last, 1.6 * last)
     figure.supxlabel("tokens")
-    figure.supylabel("validation loss in nats per token; grey: the baseline")
+    figure.supylabel("training loss in nats per token; grey: the baseline")
     differences = [f"{row.arm.name} {row.effect.delta:+.4f}" for row in table.rows if row.effect is not None]
     figure.savefig(target, dpi=90, bbox_inches="tight", metadata={"Title": ", ".join(differences)})
 
