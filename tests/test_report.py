@@ -182,7 +182,7 @@ def test_three_settings_end_with_a_matrix_of_words_and_differences(tmp_path):
     assert re.match(r"norm=layer +\w+ \+0\.0020 +WORSE \+0\.1020 +WORSE \+0\.2020", lines[matrix + 1])
     assert sum(line == "Is it the depth?" for line in lines) == 1, "the question is said once"
     text = page.html(comparison)
-    assert text.index("WORSE +0.1020") < text.index("<h1"), "the page opens with the matrix"
+    assert text.index("WORSE +0.1020") < text.index("<h1 class=setting"), "the page opens with the matrix"
 
 
 @pytest.mark.parametrize("width", [80, 160])

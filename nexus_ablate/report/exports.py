@@ -30,7 +30,14 @@ def markdown(comparison: Comparison) -> str:
 def _markdown_lines(table: Table) -> list[str]:
     name = f" ({table.setting})" if table.setting else ""
     lines = [f"# {md(sentences.title(table) + name)}", "", md(sentences.answer(table)), ""]
-    lines += [md_table(text_table(table.rows, table, shown(table, MAIN))), "", md(sentences.basis(table)), ""]
+    lines += [
+        md_table(text_table(table.rows, table, shown(table, MAIN))),
+        "",
+        md(sentences.scale(table)),
+        "",
+        md(", ".join(sentences.basis(table))),
+        "",
+    ]
     for rows in table.secondary:
         lines += [f"## {md(rows[0].endpoint.name)}", "", md_table(text_table(rows, table, MAIN[:4])), ""]
     lines += [f"- {md(f'{row.arm.name}: {row.word}, {row.sentence}')}" for row in table.all_rows]
@@ -81,7 +88,7 @@ def to_dict(comparison: Comparison) -> dict[str, Any]:
     """What `json_text` writes, as plain data."""
     return {
         "tables": [_table_values(table) for table in comparison.tables],
-        "advice": sentences.advice(comparison),
+        "advice": ": ".join(filter(None, sentences.advice(comparison))),
         "missing": comparison.missing,
     }
 
@@ -99,7 +106,7 @@ def _table_values(table: Table) -> dict[str, Any]:
         "delta_min": endpoint.delta_min,
         "level": table.level,
         "cells": table.cells,
-        "basis": sentences.basis(table),
+        "basis": ", ".join(sentences.basis(table)),
         "rows": rows,
         "checks": [{"name": c.name, "status": c.status, "text": c.text, "arms": [*c.arms]} for c in table.checks],
         "left_out": [{"path": str(out.path), "reason": out.reason, "arm": out.arm} for out in table.left_out],

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nexus_ablate.comparison.compare import Comparison, Row, Table
+from nexus_ablate.comparison.fairness import Check
 from nexus_ablate.console import grid, middle
 from nexus_ablate.errors import printable
 from nexus_ablate.report import sentences
@@ -19,58 +20,77 @@ COLOURS = {"good": "green", "bad": "red", "same": "cyan", "warn": "yellow", "": 
 WIDE = 120
 NARROW = [BY_NAME[name] for name in ("arm", "verdict", "delta", "interval", "worth")]
 """The columns below `WIDE`."""
-MOST_CHECKS = 3
 
 
 def show(comparison: Comparison, console: Console, details: bool = False) -> None:
     """Print a comparison; with `details` every number, condition and left-out run of it."""
-    before = ""
-    for number, table in enumerate(comparison.tables):
-        if number:
+    tables = comparison.tables
+    shared_basis = _shared([sentences.basis(table) for table in tables])
+    shared_checks = _shared([_notable_checks(table) for table in tables])
+    title = ""
+    for table in tables:
+        if title:
             console.print("")
-        if len(comparison.tables) > 1:
-            _line(console, f"setting {table.setting}" if table.setting else table.name, "bold")
-        if (title := sentences.title(table)) != before:
+        if sentences.title(table) != title:
+            title = sentences.title(table)
             _line(console, title, "bold")
-        before = title
-        _show_table(table, console, details)
-    if len(comparison.tables) > 1:
+        if len(tables) > 1:
+            name = f"setting {table.setting}" if table.setting else table.name
+            own_basis = [part for part in sentences.basis(table) if part not in shared_basis]
+            _line(console, ": ".join(filter(None, (name, ", ".join(own_basis)))), "bold")
+        _line(console, sentences.answer(table, with_numbers=False))
+        if table is tables[0]:
+            _line(console, sentences.scale(table), "dim")
         console.print("")
+        _show_rows(table, console)
+        _show_checks([check for check in _notable_checks(table) if check not in shared_checks], console)
+        if details:
+            _show_details(table, console)
+    console.print("")
+    if len(tables) > 1:
         print_texts(matrix(comparison), console)
-    if advice := sentences.advice(comparison):
-        _line(console, f"next: {advice}")
+    _line(console, ", ".join(shared_basis), "dim")
+    _show_checks(shared_checks, console)
+    if not details:
+        left_out = sum(len(table.left_out) + len(table.study.refused if table.study else []) for table in tables)
+        hidden = f"{left_out} left out; " if left_out else ""
+        _line(console, f"{hidden}the other fairness conditions hold (--details)", "dim")
+    sentence, command = sentences.advice(comparison)
+    if sentence:
+        _line(console, f"next: {sentence}")
+    if command:
+        console.print(f"  {command}", soft_wrap=True, markup=False, emoji=False, highlight=False)
     for line in sentences.missing(comparison):
         _line(console, line, "yellow")
 
 
-def _show_table(table: Table, console: Console, details: bool) -> None:
-    _line(console, sentences.answer(table, with_numbers=False))
-    console.print("")
+def _shared(lists: Sequence[Sequence[Any]]) -> list[Any]:
+    """The entries of the first list that all others have too."""
+    return [entry for entry in lists[0] if all(entry in entries for entries in lists)]
+
+
+def _notable_checks(table: Table) -> list[Check]:
+    """The conditions that do not hold. Runs that were left out are counted in a line of their own."""
+    return [check for check in sentences.fairness(table)[0] if check.name != "excluded"]
+
+
+def _show_rows(table: Table, console: Console) -> None:
+    """The table of the arms, and the words of the other endpoints."""
     columns = shown(table, MAIN if console.width >= WIDE else NARROW)
-    rows = text_table(table.rows, table, columns)
-    common = sentences.shared_qualifiers(table)
-    if common:  # said once, below
-        for cells, row in zip(rows.rows, table.rows, strict=True):
-            own = [text for text in row.qualifiers if text not in common]
-            if row.word and isinstance(cells, list):
-                cells[1] = f"{row.word} ({', '.join(own)})" if own else row.word
-    print_texts(rows, console, table.rows)
+    print_texts(text_table(table.rows, table, columns), console, table.rows)
     for others in table.secondary:
         _line(console, f"{others[0].endpoint.name}: {sentences.answer(table, others, with_numbers=False)}")
-    console.print("")
-    _line(console, sentences.basis(table), "dim")
-    checks, passed = sentences.fairness(table)
-    for check in checks if details else [check for check in checks if check.name != "excluded"][:MOST_CHECKS]:
+
+
+def _show_checks(checks: Sequence[Check], console: Console) -> None:
+    for check in checks:
         _line(console, f"{check.status} {check.name}: {check.text}", COLOURS[TONES[check.status]])
-    if not details:
-        left_out = len(table.left_out) + len(table.study.refused if table.study else [])
-        hidden = f"{left_out} left out; " if left_out else ""
-        _line(console, f"{hidden}{passed.partition(':')[0]} (--details)", "dim")
-        return
-    _line(console, passed, "dim")
-    for row in (*table.rows, *(row for others in table.secondary for row in others)):
-        if not row.is_baseline:
-            _line(console, f"  {row.endpoint.name} {row.arm.name}: {row.word}, {row.sentence}")
+
+
+def _show_details(table: Table, console: Console) -> None:
+    _line(console, sentences.fairness(table)[1], "dim")
+    for row in table.all_rows:
+        _line(console, f"  {row.endpoint.name} {row.arm.name}: {row.word}, {row.sentence}")
     console.print("")
     print_texts(by_measure(table), console)
     for line in sentences.left_out(table):
