@@ -26,7 +26,7 @@ from nexus_ablate.measure.measures import SECTIONS
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "runs/README.md", *sorted((ROOT / "docs").glob("*.md"))]
 LINE = re.compile(r"^(?: {4}|\$ )(?P<command>nexus-ablate .*?)(?: {2,}.*)?$", re.M)
-SPAN = re.compile(r"`(?P<command>nexus-ablate [^\s`]+ [^`\n]+)`")
+SPAN = re.compile(r"`(?P<command>nexus-ablate ([^\s`]+ [^`\n]+|[^\s`]+=[^\s`]+))`")
 PLACEHOLDER = re.compile(r"(?<![\w/.])[A-Z][A-Z_]+(?![\w.])|\.\.\.|/path/|path/to")
 """`DIR`, `KEY=VALUE`, `...`: a form and no command."""
 FILE = re.compile(r"^```\w+ (?P<name>\S+)\n(?P<text>.*?)^```$", re.M | re.S)
@@ -139,6 +139,19 @@ def test_a_command_of_the_documentation_runs(command, desk, capsys, monkeypatch,
             assert main(words) == 0, capsys.readouterr().err
         return
     assert main(words) == 0, capsys.readouterr().err
+
+
+BENCHMARK = re.compile(r"python scripts/bench_step\.py ([^`\n]+)")
+SMALL = "model=femto model.n_layers=1 model.d_model=16 model.n_heads=1 model.context=16 train.batch_size=2 --seconds 0.1"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", dict.fromkeys(w for page in PAGES for w in BENCHMARK.findall(page.read_text())))
+def test_a_benchmark_of_a_step_that_a_page_names_runs(words, tmp_path):
+    words = words.partition("  #")[0].replace("--against OPTION", "--against norm=layer")
+    command = [sys.executable, str(ROOT / "scripts/bench_step.py"), *shlex.split(words), *SMALL.split()]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0 and "tokens/s" in done.stdout, done.stderr
 
 
 def test_a_command_that_is_wrong_is_seen(desk):

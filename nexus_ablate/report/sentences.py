@@ -78,7 +78,8 @@ def scale(table: Table) -> str:
 def basis(table: Table) -> list[str]:
     """What the words rest on: seeds, level, margin, regime."""
     endpoint = table.endpoint
-    together = "" if table.cells == 1 else f" (95% for all {table.cells} together)"
+    verdicts = "both" if table.cells == 2 else f"all {table.cells}"
+    together = "" if table.cells == 1 else f" (95% for {verdicts} together)"
     parts = [several(len(table.rows[0].seeds), "seed"), f"{100 * (1 - table.level):.4g}% intervals{together}"]
     mean = mean_value(table.rows[0])
     if mean is not None:
@@ -122,7 +123,7 @@ def advice(comparison: Comparison) -> tuple[str, str]:
         return "5 seeds are the fewest for a verdict", f"{command}-{start + 7}"
     if needed is not None:
         return f"{needed} new seeds would decide more", f"{command}-{start + needed - 1}"
-    return "up to 200 seeds would not decide the rest", ""
+    return "more than 200 seeds would be needed to decide the rest", ""
 
 
 def fairness(table: Table) -> tuple[list[Check], str]:

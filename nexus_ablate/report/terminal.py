@@ -57,7 +57,7 @@ def show(comparison: Comparison, console: Console, details: bool = False) -> Non
         _line(console, f"{hidden}the other fairness conditions hold (--details)", "dim")
     sentence, command = sentences.advice(comparison)
     if sentence:
-        _line(console, f"next: {sentence}")
+        _line(console, f"next: {sentence}" if command else sentence)
     if command:
         console.print(f"  {command}", soft_wrap=True, markup=False, emoji=False, highlight=False)
     for line in sentences.missing(comparison):
