@@ -249,16 +249,6 @@ def test_json_on_standard_output_is_json_alone(comparison, tmp_path, capsys):
 # ------------------------------------------------------------------------------------------------------ drawing
 
 
-def test_a_cell_that_a_spreadsheet_would_execute_is_text_and_numbers_stay_numbers(comparison, monkeypatch):
-    table = comparison.tables[0]
-    rows = [dataclasses.replace(row, arm=dataclasses.replace(row.arm, name="=HYPERLINK(1)")) for row in table.rows]
-    named = Comparison([dataclasses.replace(table, rows=rows)])
-    assert {row["arm"] for row in csv_rows(named)} == {"'=HYPERLINK(1)"}
-    assert any(row["delta"].startswith("-") for row in csv_rows(named)), "a negative number is no formula"
-    monkeypatch.setattr(exports, "FORMULA_STARTS", ("no start",))
-    assert {row["arm"] for row in csv_rows(named)} == {"=HYPERLINK(1)"}, "the control"
-
-
 def test_a_picture_says_its_numbers_under_the_pointer_and_follows_the_page_s_colours(comparison):
     picture = forest(comparison.tables[0])
     assert "<title>norm=layer, seed 3: +0.1030</title>" in picture

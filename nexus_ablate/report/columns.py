@@ -280,7 +280,7 @@ def text_table(rows: Sequence[Row], table: Table, columns: Sequence[Column]) -> 
 def by_measure(table: Table) -> TextTable:
     """A row for each number, a column for each arm."""
     rows = []
-    words = ("arm", "verdict", "overrides", "sentence")
+    words = ("arm", "verdict", "interval", "overrides", "sentence")
     numbers = [column for column in COLUMNS if column.name not in words]
     for column in shown(table, [*numbers, *figure_columns(table)]):
         rows.append([column.title, *(column.cell(row, table) for row in table.rows)])

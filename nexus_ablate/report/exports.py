@@ -11,8 +11,6 @@ from nexus_ablate.report import sentences
 from nexus_ablate.report.columns import MAIN, TextTable, by_measure, matrix, records, shown, text_table
 from nexus_ablate.runs import strict_json
 
-FORMULA_STARTS = tuple("=+-@\t\r\n＝＋－＠")
-"""What a spreadsheet takes for the start of a formula (https://owasp.org/www-community/attacks/CSV_Injection)."""
 _MARKDOWN = str.maketrans({"&": "&amp;", "<": "&lt;"} | {character: f"\\{character}" for character in "\\`*_[]|#~"})
 
 
@@ -65,18 +63,11 @@ def md(text: str) -> str:
 
 
 def csv_text(comparison: Comparison) -> str:
-    """The records of every table; an empty cell was not measured. A text that a spreadsheet would execute is quoted."""
+    """The records of every table; an empty cell was not measured."""
     import pandas
 
-    safe = []
-    for table in comparison.tables:
-        for record in records(table):
-            safe.append({_spreadsheet_safe(name): _spreadsheet_safe(cell) for name, cell in record.items()})
-    return pandas.DataFrame(safe, dtype=object).to_csv(index=False, lineterminator="\n")
-
-
-def _spreadsheet_safe(cell: Any) -> Any:
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA_STARTS) else cell
+    rows = [record for table in comparison.tables for record in records(table)]
+    return pandas.DataFrame(rows, dtype=object).to_csv(index=False, lineterminator="\n")
 
 
 def json_text(comparison: Comparison) -> str:

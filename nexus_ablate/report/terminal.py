@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from nexus_ablate.comparison.compare import Comparison, Row, Table
@@ -110,27 +110,16 @@ def print_texts(table: TextTable, console: Console, rows: Sequence[Row] = ()) ->
         leave = table.heads[:3:-1]
         console.print(grid(table.heads, table.rows, console.width, table.words, styles, leave=leave))
         return
-    for number, columns in enumerate(_by_width(table, console.width)):
-        if number:
+    heads = [middle(head, max(console.width // 4, 8)) for head in table.heads]
+    first, *others = zip(heads, *table.rows, strict=True)
+    room = console.width - min(max(map(len, first)), console.width // 2) - 2
+    widths = [2 + max(map(len, column)) for column in others]
+    count = len(others)
+    if sum(widths) > room:
+        count = max(1, room // max(widths))
+    for start in range(0, len(others), count):
+        if start:
             console.print("")
-        heads, *cells = zip(*columns, strict=True)
-        console.print(grid(heads, cells, console.width, table.words))
-
-
-def _by_width(table: TextTable, width: int) -> Iterator[list[Sequence[str]]]:
-    """The columns, each with its head, of as many tables as the width asks for; the first one is in front of each."""
-    (head, *names), *others = zip(table.heads, *table.rows, strict=True)
-    first = [middle(head, width // 3), *names]
-    room = width - min(2 + max(map(len, [head, *names])), width // 2)
-    columns: list[Sequence[str]] = [first]
-    free = room
-    for head, *cells in others:
-        column = [middle(head, width // 3), *(middle(cell, room - 2) for cell in cells)]
-        needed = 2 + max(map(len, column))
-        if needed > free and len(columns) > 1:
-            yield columns
-            columns = [first]
-            free = room
-        columns.append(column)
-        free -= needed
-    yield columns
+        columns = [[middle(cell, room) for cell in column] for column in others[start : start + count]]
+        names, *rows_of_part = zip(first, *columns, strict=True)
+        console.print(grid(names, rows_of_part, console.width, table.words))
