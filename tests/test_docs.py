@@ -142,7 +142,9 @@ def test_a_command_of_the_documentation_runs(command, desk, capsys, monkeypatch,
 
 
 BENCHMARK = re.compile(r"python scripts/bench_step\.py ([^`\n]+)")
-SMALL = "model=femto model.n_layers=1 model.d_model=16 model.n_heads=1 model.context=16 train.batch_size=2 --seconds 0.1"
+SMALL = (
+    "model=femto model.n_layers=1 model.d_model=16 model.n_heads=1 model.context=16 train.batch_size=2 --seconds 0.1"
+)
 
 
 @pytest.mark.slow

@@ -7,16 +7,13 @@ import shlex
 from nexus_ablate.comparison.compare import Comparison, Row, Table
 from nexus_ablate.comparison.fairness import FAIL, PASS, WAIVED, Check, tokens_per_parameter
 from nexus_ablate.comparison.verdict import (
-    BETTER,
     DIFFERENT,
     EARLY,
     EQUIVALENT,
-    HIGHER,
+    INCOMPLETE,
     INCONCLUSIVE,
-    LOWER,
     MEANINGS,
     TOO_FEW_SEEDS,
-    WORSE,
 )
 from nexus_ablate.console import compact, several
 from nexus_ablate.measure.measures import NATS
@@ -24,18 +21,11 @@ from nexus_ablate.report.columns import difference, mean_value, shared_qualifier
 from nexus_ablate.study.endpoint import Endpoint
 
 SAYS = {
-    BETTER: "better",
-    WORSE: "worse",
-    LOWER: "lower",
-    HIGHER: "higher",
     EQUIVALENT: "the same within the margin",
     INCONCLUSIVE: "not decided",
-    "IDENTICAL": "identical",
-    "DIVERGED": "diverged",
-    "NOT COMPARABLE": "not comparable",
-    TOO_FEW_SEEDS: "too few seeds",
-    "INCOMPLETE": "no result yet",
+    INCOMPLETE: "no result yet",
 }
+"""A word in a sentence, where it is not itself."""
 
 
 def title(table: Table) -> str:
@@ -51,16 +41,18 @@ def answer(table: Table, rows: list[Row] | None = None, with_numbers: bool = Tru
     """
     by_word: dict[str, list[str]] = {}
     for row in table.rows if rows is None else rows:
+        delta, text = difference(row), row.arm.name
         if row.is_baseline:
             continue
-        delta = difference(row)
-        number = (
-            f" ({row.endpoint.signed(delta)})" if with_numbers and row.word in DIFFERENT and delta is not None else ""
-        )
-        by_word.setdefault(row.word, []).append(row.arm.name + number)
+        if with_numbers and row.word in DIFFERENT and delta is not None:
+            text += f" ({row.endpoint.signed(delta)})"
+        by_word.setdefault(row.word, []).append(text)
     if not by_word:
         return f"Only {table.baseline.name} has runs; there is nothing to compare it with."
-    parts = [f"{SAYS[word].capitalize()}: {', '.join(by_word[word])}." for word in MEANINGS if word in by_word]
+    parts = []
+    for word in MEANINGS:
+        if word in by_word:
+            parts.append(f"{SAYS.get(word, word).capitalize()}: {', '.join(by_word[word])}.")
     return " ".join(parts)
 
 
@@ -91,11 +83,10 @@ def basis(table: Table) -> list[str]:
     ratio, text = tokens_per_parameter(table.baseline), table.baseline.mean("train_tokens")
     qualifiers = shared_qualifiers(table)
     if ratio is not None:
-        early = ""
-        if EARLY in qualifiers:
-            qualifiers.remove(EARLY)
-            early = " (early training: orders may reverse)"
-        parts.append(f"{ratio:.3g} tokens per parameter{early}")
+        parts.append(f"{ratio:.3g} tokens per parameter")
+    if EARLY in qualifiers:
+        qualifiers.remove(EARLY)
+        parts.append("early training: orders may reverse")
     tokens = table.baseline.mean("tokens")
     if text and tokens and tokens > text:
         parts.append(f"{tokens / text:.2g} passes over {compact(text)} tokens of text")
