@@ -285,7 +285,7 @@ def test_two_trained_arms_are_compared_with_too_little_text_and_it_is_said(tiny_
     (table,) = json.loads(capsys.readouterr().out)["tables"]
     assert table["rows"][1]["text_se"] is None and table["rows"][1]["se"] > 0
     (check,) = [check for check in table["checks"] if check["name"] == "text"]
-    assert check["status"] == "WARN" and "8 blocks; a longer text suffices" in check["text"]
+    assert check["status"] == "WARN" and "this text alone: 8 blocks; a longer text suffices" in check["text"]
 
 
 def test_from_sixteen_blocks_on_the_interval_holds_the_error_over_text(tmp_path):

@@ -329,7 +329,7 @@ def text_check(effects: dict[str, Effect], lacking: dict[str, str], baseline: Ar
     if lacking:
         reasons = "; ".join(dict.fromkeys(lacking.values()))
         which = "" if lacking.keys() == effects.keys() else f" ({', '.join(lacking)})"
-        return Check("text", WARN, f"its error is not counted{which}: {reasons}")
+        return Check("text", WARN, f"holds for this text alone{which}: {reasons}")
     larger = {name: effect for name, effect in effects.items() if (effect.text_se or 0.0) > effect.seed_se}
     if not larger:
         return Check(
