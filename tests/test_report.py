@@ -146,6 +146,15 @@ def test_six_arms_fit_on_one_screen_of_eighty_columns(tmp_path):
     assert lines[-1] == "  nexus-ablate study six name=six-2 seeds=100-127", "a command is one line"
 
 
+@pytest.mark.parametrize(("blocks", "remedy"), [(8, "train.eval_tokens=4096 suffices"), (4, "a longer text suffices")])
+def test_too_little_validation_text_is_said_with_what_suffices(tmp_path, blocks, remedy):
+    writer = Writer(tmp_path)
+    writer.arm(losses=BASE, blocks=blocks)
+    writer.arm("norm=layer", losses=[x + 0.1 for x in BASE], blocks=blocks)
+    text = terminal(compare(tmp_path / "study"), 80, details=False)
+    assert f"WARN text: holds for this text alone: {blocks} blocks; {remedy}" in text
+
+
 def test_an_arm_that_equals_the_baseline_is_named_in_the_details_and_not_counted_as_left_out(tmp_path):
     writer = Writer(tmp_path)
     writer.arm(losses=BASE)
