@@ -114,10 +114,8 @@ def print_texts(table: TextTable, console: Console, rows: Sequence[Row] = ()) ->
     first, *others = zip(heads, *table.rows, strict=True)
     room = console.width - min(max(map(len, first)), console.width // 2) - 2
     widths = [2 + max(map(len, column)) for column in others]
-    count = len(others)
-    if sum(widths) > room:
-        count = max(1, room // max(widths))
-    for start in range(0, len(others), count):
+    count = max(1, len(others) if sum(widths) <= room else room // max(widths))
+    for start in range(0, max(1, len(others)), count):
         if start:
             console.print("")
         columns = [[middle(cell, room) for cell in column] for column in others[start : start + count]]
