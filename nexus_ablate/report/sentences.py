@@ -105,16 +105,17 @@ def advice(comparison: Comparison) -> tuple[str, str]:
     study = comparison.tables[0].study
     if not undecided and not few:
         return "", ""
-    if study is None or study.multirun:
-        return "a study on new seeds can decide more", "nexus-ablate study --help"
-    start = 100 * (max(study.seeds) // 100 + 1)
-    command = f"nexus-ablate study {shlex.quote(study.name)} name={study.name}-2 seeds={start}"
     needed = max((row.needed for row in undecided if row.needed is not None), default=None)
+    sentence = "more than 200 seeds would be needed to decide the rest"
     if few:
-        return "5 seeds are the fewest for a verdict", f"{command}-{start + 7}"
-    if needed is not None:
-        return f"{needed} new seeds would decide more", f"{command}-{start + needed - 1}"
-    return "more than 200 seeds would be needed to decide the rest", ""
+        sentence, needed = "5 seeds are the fewest for a verdict", 8
+    elif needed is not None:
+        sentence = f"{needed} new seeds would decide more"
+    if study is None or study.multirun or needed is None:
+        return sentence, ""
+    start = 100 * (max(study.seeds) // 100 + 1)
+    name = shlex.quote(study.name)
+    return sentence, f"nexus-ablate study {name} name={name}-2 seeds={start}-{start + needed - 1}"
 
 
 def fairness(table: Table) -> tuple[list[Check], str]:
