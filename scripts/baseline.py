@@ -66,6 +66,7 @@ def _differences(arms: Arms) -> list[str]:
         difference = f"{pairs.mean():+.4f}"
         if len(pairs) > 1:
             found = paired_effect(pairs, LEVEL)
+            assert found is not None
             difference += f" ({found.low:+.4f} to {found.high:+.4f})"
         rows.append((f"`{arm}`", loss, difference, f"{(pairs < 0).sum()} of {len(pairs)}"))
     return markdown_table(("arm", "loss", "difference, 95% interval", "lower at"), rows)
@@ -100,6 +101,7 @@ def _isoflop(arms: Arms, width_of_baseline: int) -> list[str]:
         vertices.append(float(curve.deriv().roots()[0]))
         excesses.append(curve(math.log(20)) - curve(vertices[-1]))
     best = paired_effect(np.array(vertices), LEVEL)
+    assert best is not None
     low, mean, high = (math.exp(value) for value in (best.low, best.delta, best.high))
     lowest = f"A parabola through them is lowest at {mean:.0f} tokens per parameter ({low:.0f} to {high:.0f})"
     heads = ("d_model", "parameters", "tokens per parameter", "best of three rates", "loss")

@@ -160,7 +160,9 @@ def test_an_arm_that_equals_the_baseline_is_named_in_the_details_and_not_counted
     writer.arm(losses=BASE)
     writer.arm("norm=layer", losses=[x + 0.1 for x in BASE])
     writer.plan(("norm=layer",))
-    save(dataclasses.replace(load(tmp_path / "study"), equal={"norm=rms": "baseline"}), tmp_path / "study")
+    study = load(tmp_path / "study")
+    assert study is not None
+    save(dataclasses.replace(study, equal={"norm=rms": "baseline"}), tmp_path / "study")
     comparison = compare(tmp_path / "study")
     assert "left out" not in terminal(comparison, 80, details=False)
     assert "norm=rms: the configuration of baseline, not trained twice" in terminal(comparison, 200, details=True)
