@@ -23,45 +23,61 @@ NARROW = [BY_NAME[name] for name in ("arm", "verdict", "delta", "interval", "wor
 
 
 def show(comparison: Comparison, console: Console, details: bool = False) -> None:
-    """Print a comparison; with `details` every number, condition and left-out run of it."""
+    """Print a comparison: each table, and then once what all of them share.
+
+    Args:
+        details: With every number, condition and left-out run.
+    """
     tables = comparison.tables
-    shared_basis = _shared([sentences.basis(table) for table in tables])
-    shared_checks = _shared([_notable_checks(table) for table in tables])
-    title = ""
-    for table in tables:
-        if title:
+    basis = _shared([sentences.basis(table) for table in tables])
+    checks = _shared([_notable_checks(table) for table in tables])
+    title = scale = ""
+    for number, table in enumerate(tables):
+        if number:
             console.print("")
         if sentences.title(table) != title:
             title = sentences.title(table)
             _line(console, title, "bold")
         if len(tables) > 1:
             name = f"setting {table.setting}" if table.setting else table.name
-            own_basis = [part for part in sentences.basis(table) if part not in shared_basis]
+            own_basis = [part for part in sentences.basis(table) if part not in basis]
             _line(console, ": ".join(filter(None, (name, ", ".join(own_basis)))), "bold")
         _line(console, sentences.answer(table, with_numbers=False))
-        if table is tables[0]:
-            _line(console, sentences.scale(table), "dim")
+        if sentences.scale(table) != scale:
+            scale = sentences.scale(table)
+            _line(console, scale, "dim")
         console.print("")
         _show_rows(table, console)
-        _show_checks([check for check in _notable_checks(table) if check not in shared_checks], console)
+        _show_checks([check for check in _notable_checks(table) if check not in checks], console)
         if details:
             _show_details(table, console)
     console.print("")
     if len(tables) > 1:
         print_texts(matrix(comparison), console)
-    _line(console, ", ".join(shared_basis), "dim")
-    _show_checks(shared_checks, console)
+    _line(console, ", ".join(basis), "dim")
+    _show_checks(checks, console)
     if not details:
-        left_out = sum(len(table.left_out) + len(table.study.refused if table.study else []) for table in tables)
+        left_out = sum(map(_number_left_out, tables))
         hidden = f"{left_out} left out; " if left_out else ""
         _line(console, f"{hidden}the other fairness conditions hold (--details)", "dim")
+    _show_next(comparison, console)
+
+
+def _show_next(comparison: Comparison, console: Console) -> None:
+    """The advice, its command in one piece, and the settings without a table."""
     sentence, command = sentences.advice(comparison)
-    if sentence:
-        _line(console, f"next: {sentence}" if command else sentence)
     if command:
-        console.print(f"  {command}", soft_wrap=True, markup=False, emoji=False, highlight=False)
+        _line(console, f"next: {sentence}")
+        _whole_line(console, command)
+    elif sentence:
+        _line(console, sentence)
     for line in sentences.missing(comparison):
         _line(console, line, "yellow")
+
+
+def _number_left_out(table: Table) -> int:
+    """Runs and arms in scope that are not in the table."""
+    return len(table.left_out) + len(table.study.refused if table.study else [])
 
 
 def _shared(lists: Sequence[Sequence[Any]]) -> list[Any]:
@@ -94,13 +110,18 @@ def _show_details(table: Table, console: Console) -> None:
     console.print("")
     print_texts(by_measure(table), console)
     for line in sentences.left_out(table):
-        console.print(f"  {printable(line, 2000)}", soft_wrap=True, markup=False, emoji=False, highlight=False)
+        _whole_line(console, line)
 
 
 def _line(console: Console, text: str, style: str = "") -> None:
     from rich.text import Text
 
     console.print(Text(printable(text, 4000), style))
+
+
+def _whole_line(console: Console, text: str) -> None:
+    """A line that is not broken, so that it can be copied."""
+    console.print(f"  {printable(text, 2000)}", soft_wrap=True, markup=False, emoji=False, highlight=False)
 
 
 def print_texts(table: TextTable, console: Console, rows: Sequence[Row] = ()) -> None:
