@@ -21,7 +21,7 @@ from nexus_ablate.comparison.compare import Comparison, compare
 from nexus_ablate.report import columns, exports, page
 from nexus_ablate.report.charts import forest
 from nexus_ablate.report.columns import MAIN, Column, text_table
-from nexus_ablate.report.sentences import answer
+from nexus_ablate.report.sentences import advice, answer
 from nexus_ablate.report.terminal import show
 from nexus_ablate.study.record import load, save
 
@@ -153,6 +153,25 @@ def test_too_little_validation_text_is_said_with_what_suffices(tmp_path, blocks,
     writer.arm("norm=layer", losses=[x + 0.1 for x in BASE], blocks=blocks)
     text = terminal(compare(tmp_path / "study"), 80, details=False)
     assert f"WARN text: holds for this text alone: {blocks} blocks; {remedy}" in text
+
+
+TOO_FEW, NEW_STUDY = "5 seeds are the fewest for a verdict", "nexus-ablate study study name=study-2 seeds=100-107"
+ADVICE = [
+    ([0.1, 0.101, 0.102, 0.103, 0.104], [*range(5)], "", ""),
+    ([0.1, -0.09], [0, 1], TOO_FEW, NEW_STUDY),
+    ([0.1, -0.09], [*range(5)], "runs are missing", "nexus-ablate study study --retry failed"),
+    ([0.9, -1.2, 1.2, -0.9, 0.01], [*range(5)], "more than 200 seeds would be needed to decide the rest", ""),
+]
+"""Differences of an arm by seed, the seeds of its study, and what to do next."""
+
+
+@pytest.mark.parametrize(("differences", "seeds", "sentence", "command"), ADVICE)
+def test_advice_is_a_command_that_would_decide_more(tmp_path, differences, seeds, sentence, command):
+    writer = Writer(tmp_path)
+    writer.arm(losses=BASE[: len(seeds)])
+    writer.arm("norm=layer", losses=[loss + by for loss, by in zip(BASE, differences, strict=False)], train_noise="x")
+    writer.plan(("norm=layer",), seeds=seeds)
+    assert advice(compare(tmp_path / "study")) == (sentence, command)
 
 
 def test_an_arm_that_equals_the_baseline_is_named_in_the_details_and_not_counted_as_left_out(tmp_path):

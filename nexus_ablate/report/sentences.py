@@ -19,6 +19,7 @@ from nexus_ablate.console import compact, several
 from nexus_ablate.measure.measures import NATS
 from nexus_ablate.report.columns import difference, mean_value, shared_qualifiers
 from nexus_ablate.study.endpoint import Endpoint
+from nexus_ablate.study.study import FEWEST_SEEDS
 
 SAYS = {
     EQUIVALENT: "the same within the margin",
@@ -101,17 +102,21 @@ def advice(comparison: Comparison) -> tuple[str, str]:
     """What would decide what is not decided, and its command; "" where everything is."""
     rows = [row for table in comparison.tables for row in table.rows]
     undecided = [row for row in rows if row.word == INCONCLUSIVE]
-    few = [row for row in rows if row.word == TOO_FEW_SEEDS]
+    lacking = [row for row in rows if row.word in (TOO_FEW_SEEDS, INCOMPLETE)]
     study = comparison.tables[0].study
-    if not undecided and not few:
+    if study is not None and study.multirun:
+        study = None  # has no name to train it by
+    if not undecided and not lacking:
         return "", ""
+    if lacking and study is not None and len(study.seeds) >= FEWEST_SEEDS:
+        return "runs are missing", f"nexus-ablate study {shlex.quote(study.name)} --retry failed"
     needed = max((row.needed for row in undecided if row.needed is not None), default=None)
     sentence = "more than 200 seeds would be needed to decide the rest"
-    if few:
-        sentence, needed = "5 seeds are the fewest for a verdict", 8
+    if lacking:
+        sentence, needed = f"{FEWEST_SEEDS} seeds are the fewest for a verdict", 8
     elif needed is not None:
         sentence = f"{needed} new seeds would decide more"
-    if study is None or study.multirun or needed is None:
+    if study is None or needed is None:
         return sentence, ""
     start = 100 * (max(study.seeds) // 100 + 1)
     name = shlex.quote(study.name)
