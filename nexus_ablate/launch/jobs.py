@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nexus_ablate import errors
+from nexus_ablate.config.evaluations import evaluation_name, evaluation_of
 from nexus_ablate.config.grammar import show
-from nexus_ablate.config.options import Option, evaluation_name, evaluation_of
+from nexus_ablate.config.options import Option
 from nexus_ablate.config.override_syntax import quoted
 from nexus_ablate.config.resolve import changed
 from nexus_ablate.config.run_config import RunConfig
