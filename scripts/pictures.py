@@ -39,7 +39,7 @@ def first_look() -> None:
     with tempfile.TemporaryDirectory() as folder:
         page, shot = Path(folder) / "page.html", Path(folder) / "shot.png"
         nexus("compare", "runs/first_look", "--html", str(page))
-        chromium = ["chromium", "--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=1180,590"]
+        chromium = ["chromium", "--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=1180,632"]
         light = "--blink-settings=preferredColorScheme=1"
         subprocess.run([*chromium, light, f"--screenshot={shot}", f"file://{page}"], check=True, capture_output=True)
         (table,) = nexus_ablate.compare(RUNS / "first_look").tables

@@ -330,7 +330,7 @@ KEYS: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
     "multirun": ("what a launch writes", "leave it out", _as_written(bool)),
 }
 """Each key: what it takes, a value that it accepts, and how it is read."""
-TYPED = tuple(KEYS)[:12]
+TYPED = tuple(key for key, (takes, *_) in KEYS.items() if takes != "what a launch writes")
 """The keys that a user writes; the others are added by a launch."""
 
 FORMER = {
