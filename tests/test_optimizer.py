@@ -13,6 +13,7 @@ from nexus_ablate.kernels import normuon
 from nexus_ablate.model import build_model
 from nexus_ablate.optimizers import OPTIM, build_optimizer, decay_groups
 from nexus_ablate.training.gradients import GradientNorms, part_of
+from nexus_ablate.training.step import Step
 
 
 def model_of(tiny, *overrides):
@@ -102,16 +103,20 @@ def test_gradient_norms_are_torch_s_in_all_by_part_and_by_role(tiny):
     torch.testing.assert_close(torch.stack((total, *by_part)), torch.stack(expected))
 
 
-def test_clipping_bounds_the_global_norm_and_leaves_small_gradients(tiny):
-    model = model_of(tiny)
-    model(TOKENS).square().sum().backward()
-    norms = GradientNorms(model)
-    before = norms.measure()[0]
-    norms.clip(before, float(before) / 2)
-    assert norms.measure()[0].item() == pytest.approx(before.item() / 2, rel=1e-4)
-    kept = model.blocks[0].attn.query.weight.grad.clone()
-    norms.clip(norms.measure()[0], 1e9)
-    assert torch.equal(model.blocks[0].attn.query.weight.grad, kept)
+@pytest.mark.parametrize("clip", ["0.01", "1e9", "off"])
+def test_a_step_clips_the_global_norm_of_its_gradients(tiny, monkeypatch, clip):
+    rows = TOKENS.numpy()
+    step = Step(tiny(f"optim.clip={clip}", "train.batch_size=2"), model_of(tiny).train(), 3, lambda number: rows)
+    seen = []
+
+    def norm_at_the_step():
+        gradients = [p.grad for p in step.model.parameters()]
+        seen.append(torch.nn.utils.get_total_norm(gradients).item())
+
+    monkeypatch.setattr(step.optimizer, "step", norm_at_the_step)
+    step.take(0, rows)
+    (measured,) = step.read()
+    assert seen == [pytest.approx(0.01 if clip == "0.01" else measured.norm, rel=1e-4)] and measured.norm > 0.02
 
 
 def test_parts_are_named_for_sorting():
