@@ -11,7 +11,8 @@ import pytest
 
 from nexus_ablate import errors
 from nexus_ablate.config.compose import compose
-from nexus_ablate.training.memory import out_of_memory, too_large
+from nexus_ablate.training.memory import out_of_memory
+from nexus_ablate.training.refusals import too_large
 
 
 def test_the_errors_of_each_allocator_are_known_and_others_are_not():

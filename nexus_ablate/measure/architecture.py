@@ -29,7 +29,7 @@ from nexus_ablate.axes.position import POSITION
 from nexus_ablate.axes.qk_norm import QK_NORM
 from nexus_ablate.config.compose import differences
 from nexus_ablate.config.options import AXES, IN_OTHER_LAYERS, Option, OptionFile, at_layer, option_files
-from nexus_ablate.config.rules import READ_BY_MIXERS, readers
+from nexus_ablate.config.rules import READ_BY_MIXERS
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.measure.counts import flops_by_module, parameters
 from nexus_ablate.measure.probe import hooks
@@ -123,7 +123,7 @@ def equations(config: RunConfig, model: GPT) -> list[Facts]:
     entry = {"embed_scale": scale, "embed_norm": config.embed_norm, "d_embed": resolved.d_embed}
     parts: list[Facts] = [{"of": "embedding", "lines": first, "keys": entry}]
     for axis, (option, file) in chosen_options(config).items():
-        if axis in READ_BY_MIXERS and not readers(config, axis):
+        if axis in READ_BY_MIXERS and not config.layers_reading(axis):
             continue
         lines, keys = file.equation or [file.summary], option.keys | switches.get(axis, {})
         if keys.get("layers") == "all":

@@ -35,10 +35,11 @@ from nexus_ablate.runs.files import refused
 from nexus_ablate.track import Tracker, refresh, start_tracker
 from nexus_ablate.training.device import IDLE, choose_threads, device_of, processor_name
 from nexus_ablate.training.display import Display
-from nexus_ablate.training.distributed import World, check_world, join, place
+from nexus_ablate.training.distributed import World, join, place
 from nexus_ablate.training.evaluation import evaluate
-from nexus_ablate.training.memory import keep_freed_memory, out_of_memory, too_large
-from nexus_ablate.training.start import check_start, initial_model, science_of
+from nexus_ablate.training.memory import keep_freed_memory, out_of_memory
+from nexus_ablate.training.refusals import check_start, check_world, too_large
+from nexus_ablate.training.start import initial_model, science_of
 
 
 @dataclass
