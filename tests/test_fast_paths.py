@@ -123,6 +123,15 @@ def test_linear_blas_turns_onednn_off_in_every_linear_layer_and_in_the_head(oned
     assert products(build_model(compose(tiny_run("train.linear=blas", "qkv_bias=on"))))[0] == 0
 
 
+def test_gradients_of_linear_layers_that_share_an_input_add_up_in_float32():
+    x, weights = torch.randn(64, 16, requires_grad=True), torch.randn(3, 16, 16)
+    gradients = torch.randn(3, 64, 16).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = [F.linear(part, weight) for part, weight in zip(linear.shared(x, 3), weights, strict=True)]
+    (result,) = torch.autograd.grad(outputs, x, [*gradients])
+    assert torch.equal(result, (gradients @ weights.bfloat16()).float().sum(0))
+
+
 @pytest.mark.parametrize("ffn", ["gelu", "swiglu"])
 def test_a_block_keeps_one_low_precision_copy_for_q_k_and_v_and_one_for_the_ffn(tiny, ffn):
     model, made = build_model(tiny(f"ffn={ffn}", "model.n_layers=1", "norm=layer")), Counter()

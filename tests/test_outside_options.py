@@ -237,8 +237,7 @@ class Forgetting(Mixer):
         return self.out(F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).flatten(2))
 ''',
     "mixer/forgetting.yaml": (
-        "# Forgetting attention, Lin et al. 2025, arXiv:2503.02130.\n"
-        "name: forgetting\nreads: [model.head_dim]\n"
+        "# Forgetting attention, Lin et al. 2025, arXiv:2503.02130.\nname: forgetting\nreads: [model.head_dim]\n"
     ),
     "pairs.py": '''
 from torch.nn import functional as F
