@@ -82,20 +82,15 @@ def trained(arms, folder, overrides):
 
 
 @pytest.mark.slow
-def test_a_run_in_a_worker_has_the_programs_of_a_run_alone(traced, arm):
+@pytest.mark.parametrize("forgets", [True, False])
+def test_a_run_has_programs_of_its_own_only_where_those_of_other_arms_are_forgotten(traced, arm, monkeypatch, forgets):
     """Dynamo keeps 8 programs per function, which eight arms use up; here it keeps 1, and one arm uses it up."""
-    with torch._dynamo.config.patch(recompile_limit=1):
-        facts = [compiler_facts(arm("train.compile=on", name)) for name in ("norm=none", "norm=dyt")]
-    assert facts == [ONCE, ONCE]
-
-
-@pytest.mark.slow
-def test_control_without_forgetting_the_programs_of_other_arms_take_its_place(traced, arm, monkeypatch):
     step.forget_programs()
-    monkeypatch.setattr(step, "forget_programs", torch._dynamo.utils.counters.clear)
+    if not forgets:
+        monkeypatch.setattr(step, "forget_programs", torch._dynamo.utils.counters.clear)
     with torch._dynamo.config.patch(recompile_limit=1):
         facts = [compiler_facts(arm("train.compile=on", name)) for name in ("norm=none", "norm=dyt")]
-    assert facts == [ONCE, ONCE | {"programs": 0}]
+    assert facts == [ONCE, ONCE if forgets else ONCE | {"programs": 0}]
 
 
 @pytest.mark.slow
