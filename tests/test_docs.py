@@ -132,7 +132,8 @@ def test_a_command_of_the_documentation_runs(command, desk, capsys, monkeypatch,
     command = re.sub(r" (--launcher (joblib|ray)|\+?hydra[/.]launcher[=.]\S+)", "", command)
     words = shlex.split(command.replace("--seconds 20", ""))[1:]
     if words[0] == "bench":
-        words += ["--only", "rms,layer"] * (words[1] == "norm") + ["--seconds", "0.1"]
+        words[1] = words[1].replace("norm", "norm=rms,layer")
+        words += ["--seconds", "0.1"]
     with_what_it_needs(words, tmp_path)
     if {"sync", "dashboard", "--wandb"} & set(words):
         with serving_alone(tmp_path, monkeypatch):

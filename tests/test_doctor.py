@@ -166,7 +166,7 @@ def test_a_cluster_is_described_by_its_partitions(tools, tmp_path):
     for name in ("sbatch", "squeue", "scontrol"):
         tools(name)
     tools("sinfo", "echo 'low (2 nodes, gpu:2, up)'; echo 'high (2 nodes, (null), up)'")
-    (check,) = slurm(tmp_path, submit=False)
+    (check,) = slurm(tmp_path, online=False)
     assert check.detail == "partitions low (2 nodes, gpu:2, up), high (2 nodes, no GPUs, up)" and not check.need
 
 

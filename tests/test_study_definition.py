@@ -79,7 +79,9 @@ MISTAKES = (
     ("mine vary.norm=layer desing=grid", "try: design=grid"),
     ("mine vary.norm=layer design=gird", "try: design=one_at_a_time"),
     ("mine vary.norm=layer seeds=0,0", "seeds takes seeds, each once"),
-    ("mine vary.norm=layer seeds=3", "seeds takes seeds, each once"),
+    ("mine vary.norm=layer seeds=3", "try: seeds=0-2"),
+    ("mine vary.norm=layer seeds=0-99999999999", "seeds takes seeds, each once"),
+    ("vary.norm=layer,rms", "try: nexus-ablate plan mine vary.norm=layer,rms"),
     ("mine vary.norm=layer match=param", "try: match=params"),
     ("mine vary.norm=layer match=seconds", "match takes none | params | flops | tokens"),
     ("mine vary.norm=layer lr_grid=1e-3", "lr_grid takes auto, or three or more rising rates"),
@@ -102,6 +104,30 @@ def test_a_mistake_is_three_lines_with_a_fix(words, said, capsys, tmp_path, monk
     lines = capsys.readouterr().err
     assert said in lines and len(lines.splitlines()) == 3
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("line", "got", "fix"),
+    [
+        ("baseline: {model: femto}", "{model: femto}", "[model=femto]"),
+        ("arms: {qk_norm: rms}", "rms", "[qk_norm=rms]"),
+        ("arms: {a: {qk_norm: rms, bias: on}}", "{qk_norm: rms, bias: true}", "[qk_norm=rms, bias=on]"),
+        ("question: QK-norm: does it help?", "question: QK-norm: does it help?", "question: 'QK-norm: does it help?'"),
+        ("strata: {a: data=stdlib}", "strata: {a: data=stdlib}", "settings: {shallow: model.n_layers=2, deep:"),
+        ("seeds: 5", "seeds: 5", "seeds: 0-4"),
+        ("norm: layer", "norm: layer", "baseline: [norm=layer]"),
+    ],
+)
+def test_a_mistake_in_a_study_s_file_is_answered_with_what_was_meant(line, got, fix, tmp_path, capsys):
+    (tmp_path / "mine.yaml").write_text(f"{line}\n")
+    assert main(["plan", str(tmp_path / "mine.yaml")]) == errors.CONFIG
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[1] == f"  got: {got}" and lines[2].startswith(f"  try: {fix}")
+
+
+@pytest.mark.parametrize("typed", ["seeds=0", "seeds=[0]", "seeds=0-0"])
+def test_one_seed_is_typed_in_any_form(typed):
+    assert read_study(["mine", "vary.norm=layer", typed])[0].seeds == [0]
 
 
 @pytest.mark.parametrize(("mistake", "fix"), [("norm=rmss", "norm=rms"), ("optim.lr=fast", "optim.lr=auto")])

@@ -6,7 +6,7 @@ import math
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from nexus_ablate.cli.verb import Flag, Flags, whole
+from nexus_ablate.cli.flags import BACKEND, SLURM, TIME, WORKERS, Flags
 from nexus_ablate.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -15,32 +15,9 @@ if TYPE_CHECKING:
     from nexus_ablate.launch.slurm import Slurm
 
 
-def _sbatch(text: str) -> tuple[str, str]:
-    name, equals, value = text.removeprefix("--").partition("=")
-    if not equals or not name:
-        raise ConfigError("--sbatch takes NAME=VALUE", text, "--sbatch account=mine")
-    return name, value
-
-
-LAUNCHER = Flag("--launcher", "NAME", "what runs the jobs: local, slurm, joblib, ray ... (docs/clusters.md)")
-WORKERS = Flag(
-    "--workers", "N", "runs at the same time (auto: one per GPU, or per core)", whole("--workers", 2, also=("auto",))
-)
-TIME = Flag(
-    "--time", "MINUTES", "per run (240 in a job); the next launch resumes it", whole("--time", 240, "of minutes")
-)
-SLURM_FLAGS = (
-    Flag("--partition", "NAME", "SLURM partition"),
-    Flag("--mem-gb", "N", "memory of a job (16)", whole("--mem-gb", 16)),
-    Flag("--cpus", "N", "cores of a job (4)", whole("--cpus", 4)),
-    Flag("--gres", "TEXT", "devices of a job (gpu:1; none with train.device=cpu)"),
-    Flag("--parallel", "N", "most jobs at the same time (256)", whole("--parallel", 256)),
-    Flag("--sbatch", "K=V", "any other option of sbatch; may be repeated", _sbatch, repeated=True),
-)
-BACKEND_FLAGS = (LAUNCHER, WORKERS, TIME, *SLURM_FLAGS)
 ACCEPTED = {
     "local": (WORKERS, TIME),
-    "slurm": (TIME, *SLURM_FLAGS),
+    "slurm": (TIME, *SLURM),
 }
 """The flags that each backend takes; Hydra's launchers take none, but settings: hydra.launcher.KEY=VALUE."""
 SAME = {"basic": "local", "submitit_slurm": "slurm"}
@@ -85,7 +62,7 @@ def backend_of(words: list[str], flags: Flags) -> tuple[list[str], Backend]:
     """
     words, name, settings = split_launcher(words, flags)
     accepted = ACCEPTED.get(name, ())
-    for flag in BACKEND_FLAGS[1:]:
+    for flag in BACKEND[1:]:
         if flag.key in flags and flag not in accepted:
             owner = "local" if flag in ACCEPTED["local"] else "slurm"
             given = flag.example if flag.repeated else shlex.join([flag.name, str(flags[flag.key])])
@@ -126,7 +103,7 @@ def _slurm(words: list[str], flags: Flags, device: str, settings: list[str]) -> 
     folder = runs_dir_of([word for word in words if key_of(word) == "runs_dir"]).absolute()
     if "%" in str(folder):  # in the names of a job's files, SLURM replaces what follows it
         raise ConfigError("SLURM cannot write into a folder with % in its path", str(folder), "runs_dir=runs_slurm")
-    readers = {flag.name: flag for flag in (TIME, *SLURM_FLAGS)}
+    readers = {flag.name: flag for flag in (TIME, *SLURM)}
     resources: dict[str, Any] = {flag.key: flags[flag.key] for flag in readers.values() if flag.key in flags}
     for setting in settings:
         key, _, value = setting.lstrip("+").removeprefix("hydra.launcher.").partition("=")

@@ -18,7 +18,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from nexus_ablate.cli.verb import Flag, Flags, Verb
+from nexus_ablate.cli.flags import JSON, ONLINE, Flags
+from nexus_ablate.cli.verb import Verb
 from nexus_ablate.console import several
 from nexus_ablate.errors import CONFIG, OK, ConfigError, printable
 
@@ -29,13 +30,9 @@ VERB = Verb(
     (
         ("doctor", "Python, packages, device, disk, W&B, Hugging Face, launchers, SLURM"),
         ("doctor /scratch/runs", "another folder for the runs"),
-        ("doctor /scratch/runs --submit", "a one-second SLURM job checks whether the nodes see it"),
+        ("doctor /scratch/runs --online", "a one-second SLURM job checks whether the nodes see it, too"),
     ),
-    (
-        Flag("--online", "", "connect to W&B's and Hugging Face's servers; otherwise nothing leaves this machine"),
-        Flag("--submit", "", "submit a one-second SLURM job"),
-        Flag("--json", "", "for programs"),
-    ),
+    (ONLINE, JSON),
     "Keys are never shown. The exit status is 2 if something is missing that every run needs, otherwise 0.",
 )
 
@@ -75,7 +72,7 @@ def run(words: list[str], flags: Flags) -> int:
     if len(words) > 1 or any("=" in word for word in words):
         raise ConfigError("doctor takes one directory", " ".join(words), "nexus-ablate doctor runs")
     console, results = open_console(), []
-    for check in checks(Path(*words or ["runs"]), "online" in flags, "submit" in flags):
+    for check in checks(Path(*words or ["runs"]), "online" in flags):
         results.append(check)
         if "json" in flags:
             continue
@@ -93,13 +90,13 @@ def run(words: list[str], flags: Flags) -> int:
     return CONFIG if broken else OK
 
 
-def checks(runs_dir: Path, online: bool = False, submit: bool = False) -> Iterator[MachineCheck]:
+def checks(runs_dir: Path, online: bool = False) -> Iterator[MachineCheck]:
     """Every check, one after the other.
 
     Args:
         runs_dir: The folder for runs.
-        online: Whether to connect to W&B and the Hugging Face Hub.
-        submit: Whether to let a SLURM job look for a file in `runs_dir`.
+        online: Whether to connect to W&B and the Hugging Face Hub, and to let a SLURM job look for a file in
+            `runs_dir`.
     """
     from nexus_ablate.data.cache import default_cache_dir
     from nexus_ablate.training.device import IdleCores, cxx_compiler
@@ -125,7 +122,7 @@ def checks(runs_dir: Path, online: bool = False, submit: bool = False) -> Iterat
         version = _version(package)
         fix = "" if version else f"pip install '{install}'"
         yield MachineCheck(name, bool(version), version or "not installed", fix)
-    yield from slurm(runs_dir, submit)
+    yield from slurm(runs_dir, online)
 
 
 def packages() -> Iterator[MachineCheck]:
@@ -216,7 +213,7 @@ def reachable(name: str, url: str) -> MachineCheck:
         return MachineCheck(name, False, f"{host}:{port}: {error}", "train with tracker=files and local data meanwhile")
 
 
-def slurm(runs_dir: Path, submit: bool) -> Iterator[MachineCheck]:
+def slurm(runs_dir: Path, online: bool) -> Iterator[MachineCheck]:
     """The cluster, if this machine belongs to one."""
     absent = [command for command in ("sbatch", "squeue", "scontrol") if shutil.which(command) is None]
     if absent:
@@ -233,7 +230,7 @@ def slurm(runs_dir: Path, submit: bool) -> Iterator[MachineCheck]:
         yield MachineCheck("SLURM", False, "sinfo does not answer", "is SLURM's controller running?")
         return
     yield MachineCheck("SLURM", True, f"partitions {', '.join(partitions)}".replace("(null)", "no GPUs"))
-    if submit:
+    if online:
         yield shared(runs_dir)
 
 

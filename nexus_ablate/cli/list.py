@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nexus_ablate.cli.verb import Flag, Flags, Verb
+from nexus_ablate.cli.flags import JSON, Flags
+from nexus_ablate.cli.verb import Verb
+from nexus_ablate.config.foreign_words import meaning
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.groups import choices_of
 from nexus_ablate.config.options import OptionFile, conf_dir, conf_yaml, evaluation_value, option_files
@@ -18,34 +21,69 @@ from nexus_ablate.measure.measures import MEASURES
 
 VERB = Verb(
     "list",
-    "every option with its citation",
-    "[GROUP ...]",
+    "every option with its citation, or those that a word is about",
+    "[GROUP|WORD ...]",
     (
         ("list", "every option and switch, one line each"),
         ("list norm placement", "these groups, with the keys of each option"),
+        ("list grouped", "every option, key and number whose name or sentence has this word"),
         ("list measures", "every number that a run can produce"),
     ),
-    (Flag("--json", "", "for programs"),),
+    (JSON,),
     "docs/options.md shows the same with equations.",
     kind="runs",
 )
 
 
 def run(words: list[str], flags: Flags) -> int:
-    """Print the options of the named groups, or of all."""
+    """Print the options of the named groups, those that a word is about, or all."""
     options = catalogue()
-    measures = {measure.names[0]: dataclasses.asdict(measure) for measure in MEASURES}
-    groups = options | {"measures": measures}
-    for name in words:
-        if name not in groups:
-            problem, form = "there is no group of this name", "nexus-ablate list {}"
-            raise unknown(problem, name, groups, form, otherwise="nexus-ablate list")
-    chosen = {name: groups[name] for name in words or options}
+    groups = options | {"measures": {measure.names[0]: dataclasses.asdict(measure) for measure in MEASURES}}
+    chosen: dict[str, Any] = {} if words else options
+    notes = []
+    for word in words:
+        if word in groups:
+            chosen = chosen | {word: groups[word]}
+            continue
+        found, meant = about(word, groups), meaning(word)
+        if not found and not meant:
+            problem, form = "nothing here has this name or word", "nexus-ablate list {}"
+            raise unknown(problem, word, groups, form, otherwise="nexus-ablate list")
+        switch = meant.partition("=")[0]
+        if switch in options["switches"]:
+            found["switches"] = {switch: options["switches"][switch]}
+        chosen = found | chosen
+        notes += [f"{word} is typed {meant}"] * bool(meant)
     if "json" in flags:
         print(json.dumps(chosen, indent=1))
     else:
-        _print(chosen, with_keys=bool(words))
+        _print(chosen, notes, with_keys=bool(words))
     return OK
+
+
+def about(word: str, groups: dict[str, Any]) -> dict[str, Any]:
+    """The options whose name or sentences have a word, and those of which a key has, with these keys alone."""
+
+    def has_word(*texts: str) -> bool:
+        return any(_plain(word) in _plain(text) for text in texts)
+
+    found: dict[str, Any] = {}
+    for group, options in groups.items():
+        for name, option in options.items():
+            keys = {}
+            for key, spec in option.get("keys", {}).items():
+                if has_word(key, spec["meaning"]):
+                    keys[key] = spec
+            if group in CLOSED_GROUPS and name != list(options)[-1]:  # their keys are listed once
+                keys = {}
+            if keys or has_word(name, *(value for value in option.values() if isinstance(value, str))):
+                found.setdefault(group, {})[name] = option | {"keys": keys}
+    return found
+
+
+def _plain(text: str) -> str:
+    """A text in which case, `_`, `-` and spaces make no difference."""
+    return re.sub("[ _-]", "", text.lower())
 
 
 def catalogue() -> dict[str, Any]:
@@ -106,10 +144,12 @@ def _parameters(path: Path) -> int:
     return values["n_layers"] * values["d_model"] ** 2
 
 
-def _print(groups: dict[str, Any], with_keys: bool) -> None:
+def _print(groups: dict[str, Any], notes: list[str], with_keys: bool) -> None:
     from nexus_ablate.console import folded, open_console
 
     console = open_console()
+    for note in notes:
+        console.print(note, markup=False)
     for group, options in groups.items():
         rows, styles = [], []
         for *row, style in _rows(group, options, with_keys):

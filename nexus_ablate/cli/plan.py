@@ -6,8 +6,8 @@ import math
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from nexus_ablate.cli.backend import WORKERS
-from nexus_ablate.cli.verb import Flags, Verb
+from nexus_ablate.cli.flags import WORKERS, Flags
+from nexus_ablate.cli.verb import Verb
 from nexus_ablate.console import duration, grid, open_console, several
 from nexus_ablate.errors import OK, ConfigError, printable
 from nexus_ablate.runs.naming import BASELINE

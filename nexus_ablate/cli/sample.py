@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 
-from nexus_ablate.cli.verb import Flag, Flags, Verb, positive, whole
+from nexus_ablate.cli.flags import PROMPT, TEMPERATURE, TOKENS, Flags
+from nexus_ablate.cli.verb import Verb
 from nexus_ablate.errors import OK, ConfigError, escaped
 
 VERB = Verb(
@@ -15,24 +16,18 @@ VERB = Verb(
         ('sample last --prompt "def main("', "the run that changed last continues a prompt"),
         ("sample 1a2b3c4d --tokens 500 --temperature 0.7", "a run by its id, from the start of a text"),
     ),
-    (
-        Flag("--prompt", "TEXT", "the beginning of the text"),
-        Flag("--tokens", "N", "tokens to write (200)", whole("--tokens", 200, most=100_000)),
-        Flag("--temperature", "X", "below 1 likelier tokens, above 1 more surprising ones (1)",
-             positive("--temperature", 1.0, 100.0)),
-    ),
+    (PROMPT, TOKENS, TEMPERATURE),
     "Reads the run's newest checkpoint. The model sees as many tokens as in training (model.context).",
     "one run",
+    1,
     kind="results",
-)  # fmt: skip
+)
 
 
 def run(words: list[str], flags: Flags) -> int:
     """Print the prompt and the text that follows it."""
     from nexus_ablate.runs.lookup import run_at
 
-    if len(words) != 1:
-        raise ConfigError("sample takes one run", " ".join(words), f"nexus-ablate sample {shlex.quote(words[0])}")
     path = run_at(words[0], "sample")
 
     import torch

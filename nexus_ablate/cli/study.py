@@ -5,8 +5,9 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from nexus_ablate.cli.backend import BACKEND_FLAGS, backend_of
-from nexus_ablate.cli.verb import FORCE, Flag, Flags, Verb, one_of, target, whole
+from nexus_ablate.cli.backend import backend_of
+from nexus_ablate.cli.flags import ADD_SEEDS, BACKEND, FORCE, NEW, RETRY, Flags
+from nexus_ablate.cli.verb import Verb
 from nexus_ablate.errors import OK
 
 VERB = Verb(
@@ -24,18 +25,11 @@ VERB = Verb(
         ("study norms --launcher slurm --partition gpu", "one array of jobs; returns at once"),
         ("study norms --launcher joblib hydra.launcher.n_jobs=4", "by a Hydra launcher"),
     ),
-    (
-        Flag("--add-seeds", "N", "more seeds for every arm of a launched study",
-             whole("--add-seeds", 3, most=1000)),
-        Flag("--retry", "failed", "run failed runs again (diverged runs have a result)", one_of("--retry", "failed")),
-        Flag("--new", "FILE", "write the study to a YAML file instead of running it", target("--new")),
-        FORCE,
-        *BACKEND_FLAGS,
-    ),
+    (ADD_SEEDS, RETRY, NEW, FORCE, *BACKEND),
     "`nexus-ablate plan STUDY` shows arms and costs and runs nothing. A study is fixed by its first launch.",
     "a study",
     kind="studies",
-)  # fmt: skip
+)
 
 
 def run(words: list[str], flags: Flags) -> int:

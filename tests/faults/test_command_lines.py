@@ -133,7 +133,6 @@ def test_a_run_that_python_starts_makes_no_folder_of_a_url(tmp_path, tiny_run, m
     overrides = [*tiny_run("train.steps=1"), f"runs_dir={URL}"]
     with pytest.raises(ConfigError, match="a URL is not a folder"):
         train(compose(overrides))
-    monkeypatch.setattr(cli, "_refuse_urls", lambda arguments: None)
     done = answer(overrides)
     assert done.status == CONFIG and "s3:/<secret>@bucket" in done.said and not list(folder.iterdir())
     monkeypatch.setattr(files, "_SCHEME", re.compile("(?!)"))
@@ -164,7 +163,7 @@ def commands_with_a_name() -> list[list[str]]:
     verbs = ("status", "compare", "show", "evaluate", "sync", "sample", "import", "judge", "study", "plan", "doctor")
     commands = [[verb, *[path] * times] for verb in verbs for path in paths for times in (1, 2, 3)]
     for path in paths:
-        commands += [["dashboard", path], ["dashboard", "--study", path, "--dry-run"]]
+        commands += [["dashboard", path], ["dashboard", path, "--json", "-"]]
         commands += [["compare", path, "--html", f"{NAME}/nothing/x.html"], ["compare", path, "--html", NAME]]
         commands += [["compare", path, "--html", f"{NAME}.csv"], ["status", path, "--json"]]
         commands += [["show", path, "--out", f"{NAME}/nothing/x.png"], ["show", path, "--out", f"{NAME}.csv"]]

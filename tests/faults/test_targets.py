@@ -72,7 +72,7 @@ def test_a_target_that_cannot_be_written_is_refused_before_anything_is_read(tmp_
     assert sorted(os.listdir(tmp_path)) == ["folder", "loop"]
 
 
-OUTPUTS = [(verb, flag) for verb in all_verbs() for flag in verb.flags if flag.takes in ("FILE", "[FILE]")]
+OUTPUTS = [(verb, flag) for verb in all_verbs() for flag in verb.flags if flag.takes == "FILE"]
 
 
 @pytest.mark.parametrize(("verb", "flag"), OUTPUTS, ids=[f"{verb.name}{flag.name}" for verb, flag in OUTPUTS])
