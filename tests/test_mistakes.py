@@ -226,7 +226,7 @@ def test_a_command_line_that_cannot_be_run_is_three_lines_and_makes_nothing(comm
         ("study norms --launcher joblib hydra/launcher=local", "the jobs are run by one launcher"),
         ("study norms --launcher joblib hydra.launcher.n_job=2", "try: --launcher joblib, without settings"),
         ("study norms hydra.launcher.n_jobs=2", "try: --launcher joblib hydra.launcher.n_jobs=2"),
-        ("plan norm=rms", "try: norms norm=rms"),
+        ("plan norm=rms", "try: nexus-ablate plan norms norm=rms"),
     ],
 )
 def test_a_command_that_cannot_be_meant_is_answered_by_what_can(command, said, capsys, tmp_path, monkeypatch):
@@ -270,7 +270,7 @@ ANSWERS = [
     ("explain rope", "explain takes KEY=VALUE", "position=rope"),
     ("explain norm", "an option is typed KEY=VALUE", "nexus-ablate list norm"),
     ("explain anything", "explain takes KEY=VALUE", "nexus-ablate explain --help"),
-    ("list nrom", "there is no group of this name", "nexus-ablate list norm"),
+    ("list nrom", "nothing here has this name or word", "nexus-ablate list norm"),
     ("seed=-1", "seed takes int", "seed=0"),
     ("seed=99999999999", "this is too large", "seed=0"),
     ("seed=[0,1]", "seed takes int", "nexus-ablate -m seed=0,1"),
@@ -308,6 +308,12 @@ ANSWERS = [
     ("-m norm=rms,layer norm=dyt,none", "norm is swept, and given twice", "norm=rms,layer,dyt,none"),
     ("-m norm=glob(*) norm=dyt", "norm is swept, and given twice", "norm=glob(*)"),
     ("-m hydra/launcher=bsic seed=0,1", "", "--launcher basic"),
+    ("-m seed=0-4", "seed takes int", "nexus-ablate -m seed=0,1,2,3,4"),
+    ("study norms --dry-run", "study has no flag of this name", "nexus-ablate plan first_look"),
+    ("study norms --seeds 5", "study has no such flag", "seeds=0-7"),
+    ("compare norms --latex", "compare has no flag of this name", "--md -"),
+    ("sample last again", "sample takes one run", "nexus-ablate sample last"),
+    ("--precision=bf16 --seed=3", DASHES, "train.precision=bf16 seed=3"),
 ]
 """What is typed, what the problem says, and the last line of the answer."""
 
@@ -328,6 +334,8 @@ def check_accepted(fix):
     words = shlex.split(fix, comments=True)
     if words[0] == "torchrun":
         compose(words[words.index("nexus_ablate") + 1 :])
+    elif words[0].startswith("seeds="):
+        assert main(["plan", "first_look", *words]) == 0
     elif words[0].startswith("--"):  # a flag to add
         VERBS["compare" if words[0] == "--md" else "study"].parse(["norms", *words])
     elif words[:2] == ["nexus-ablate", "--plugin"]:

@@ -166,11 +166,14 @@ def test_a_damaged_record_is_named(tmp_path, text):
         load(tmp_path)
 
 
-def test_the_file_that_new_writes_is_the_study(tmp_path, monkeypatch, capsys):
+def test_the_file_that_new_writes_explains_each_key_and_is_the_study(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = ["mine", "vary.norm=layer,none", "seeds=0-5", "model=femto", "match=params"]
     assert main(["study", *words, "--new", "mine.yaml"]) == 0
     assert read_study(["mine.yaml"])[0] == read_study(words)[0]
+    lines = (tmp_path / "mine.yaml").read_text().splitlines()
+    assert "# match: none | params | flops | tokens" in lines and "# worth: on  # on | off" in lines
+    assert main(["study", "--new", "first.yaml"]) == main(["plan", "first.yaml"]) == 0
     assert main(["study", *words, "--new", "mine.yaml"]) == errors.CONFIG
     assert len(capsys.readouterr().err.splitlines()) == 3
 

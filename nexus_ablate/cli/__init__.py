@@ -137,9 +137,11 @@ def _without_plugins(arguments: list[str]) -> list[str]:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--plugin", action="append", default=[])
     try:
-        plugins, rest = parser.parse_known_args(arguments)
+        found, rest = parser.parse_known_args(arguments)
     except argparse.ArgumentError:
+        found, rest = argparse.Namespace(plugin=[""]), []
+    if "" in found.plugin:
         fix = "nexus-ablate --plugin DIR norm=my_norm"
-        raise errors.ConfigError("--plugin needs a directory", "--plugin", fix) from None
-    add_plugins(plugins.plugin)
+        raise errors.ConfigError("--plugin needs a directory", "--plugin", fix)
+    add_plugins(found.plugin)
     return rest

@@ -65,7 +65,7 @@ def backend_of(words: list[str], flags: Flags) -> tuple[list[str], Backend]:
     for flag in BACKEND[1:]:
         if flag.key in flags and flag not in accepted:
             owner = "local" if flag in ACCEPTED["local"] else "slurm"
-            given = flag.example if flag.repeated else shlex.join([flag.name, str(flags[flag.key])])
+            given = flag.typed if flag.repeated else shlex.join([flag.name, str(flags[flag.key])])
             raise ConfigError(
                 f"{flag.name} is for --launcher {owner}", f"--launcher {name} {given}", f"--launcher {owner} {given}"
             )

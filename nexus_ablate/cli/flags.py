@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +22,8 @@ class Flag:
     Attributes:
         takes: The name of its value in the help (`FILE`); '' for a flag without a value.
         meaning: One line of help.
-        read: Converts the text to the value; raises ConfigError.
+        read: Converts the text to the value; raises ConfigError, or ValueError with what the flag takes.
+        example: A value that it takes, for errors.
         repeated: Whether it may be given several times; its value is then a list.
         short: A short name, such as `-m`.
     """
@@ -30,6 +32,7 @@ class Flag:
     takes: str
     meaning: str
     read: Callable[[str], Any] = str
+    example: str = ""
     repeated: bool = False
     short: str = ""
 
@@ -38,13 +41,9 @@ class Flag:
         return self.name.lstrip("-").replace("-", "_")
 
     @property
-    def example(self) -> str:
-        """The flag with a value that it takes, for errors; where any text will do, with what the help calls it."""
-        try:
-            self.read("")
-        except ConfigError as error:
-            return error.fix
-        return f"{self.name} {self.takes}"
+    def typed(self) -> str:
+        """The flag with a value that it takes; where any text will do, with what the help calls it."""
+        return f"{self.name} {self.example or self.takes}"
 
     def value(self, text: str) -> Any:
         """What a text stands for behind this flag.
@@ -53,8 +52,11 @@ class Flag:
             ConfigError: It is empty, or not what the flag takes.
         """
         if not text:
-            raise ConfigError(f"{self.name} needs a value", f"{self.name}=", self.example)
-        return self.read(text)
+            raise ConfigError(f"{self.name} needs a value", f"{self.name}=", self.typed)
+        try:
+            return self.read(text)
+        except ValueError as error:
+            raise ConfigError(f"{self.name} takes {error}", text, self.typed) from None
 
 
 # --------------------------------------------------------------------------------------------------- values of flags
@@ -65,48 +67,49 @@ def comma_separated(text: str) -> list[str]:
     return [item for item in text.split(",") if item]
 
 
-def whole(
-    flag: str, example: int, unit: str = "", also: tuple[str, ...] = (), most: int = 10**9
-) -> Callable[[str], Any]:
-    """A reader of whole numbers from 1, or of one of the words in `also`."""
-
-    def read(text: str) -> Any:
-        if text in also:
-            return text
-        if not text.isdecimal() or len(text) > 10 or not 1 <= int(text) <= most:
-            kind = "a whole number" if most == 10**9 else f"a whole number from 1 to {most}"
-            kind = f"{kind} {unit}".rstrip() + "".join(f" or {word}" for word in also)
-            raise ConfigError(f"{flag} takes {kind}", text or "nothing", f"{flag} {example}")
-        return int(text)
-
-    return read
+def whole(text: str) -> int:
+    """A whole number from 1 to a million."""
+    if not text.isdecimal() or not 1 <= int(text[:8]) <= 10**6:
+        raise ValueError("a whole number")
+    return int(text)
 
 
-def positive(flag: str, example: float, most: float) -> Callable[[str], float]:
-    """A reader of numbers above 0 and up to `most`."""
-
-    def read(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = 0.0
-        if not 0 < value <= most:
-            raise ConfigError(f"{flag} takes a number above 0, at most {most:g}", text, f"{flag} {example:g}")
-        return value
-
-    return read
+def _workers(text: str) -> int | str:
+    """A whole number or `auto`."""
+    try:
+        return text if text == "auto" else whole(text)
+    except ValueError:
+        raise ValueError("a whole number or auto") from None
 
 
-def one_of(flag: str, *words: str) -> Callable[[str], str]:
-    """A reader of one of some words."""
+def _seeds(text: str) -> int:
+    """A whole number up to a thousand."""
+    if whole(text) > 1000:
+        raise ValueError("a whole number up to 1000")
+    return int(text)
 
-    def read(text: str) -> str:
-        if text not in words:
-            problem = f"{flag} takes {' or '.join(words)}"
-            raise unknown(problem, text, words, f"{flag} {{}}", otherwise=f"{flag} {words[0]}")
-        return text
 
-    return read
+def positive(text: str) -> float:
+    """A finite number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise ValueError("a number above 0")
+    return value
+
+
+def _retry(text: str) -> str:
+    if text != "failed":
+        raise ValueError("failed")
+    return text
+
+
+def _better(text: str) -> str:
+    if text not in ("lower", "higher"):
+        raise unknown("--better takes lower or higher", text, ("lower", "higher"), "--better {}")
+    return text
 
 
 def target(flag: str, picture: bool = False) -> Callable[[str], Path]:
@@ -127,7 +130,7 @@ def _sbatch(text: str) -> tuple[str, str]:
     """The name and the value of an option of sbatch."""
     name, equals, value = text.removeprefix("--").partition("=")
     if not equals or not name:
-        raise ConfigError("--sbatch takes NAME=VALUE", text, "--sbatch account=mine")
+        raise ValueError("NAME=VALUE")
     return name, value
 
 
@@ -135,10 +138,9 @@ def _columns(text: str) -> dict[str, str]:
     """What a table calls each figure, `seed=rng_seed,val_loss=eval/loss`."""
     columns = {}
     for item in comma_separated(text):
-        name, equals, column = item.partition("=")
+        name, _, column = item.partition("=")
         if not name or not column:
-            fix = "--columns seed=rng_seed,val_loss=eval/loss"
-            raise ConfigError("--columns takes NAME=COLUMN,...", name + equals, fix)
+            raise ValueError("NAME=COLUMN,...")
         columns[name] = column
     return columns
 
@@ -147,11 +149,10 @@ def _evaluations(text: str) -> list[str]:
     """Evaluations, `streaming,quantization:group:16`."""
     from nexus_ablate.config.options import evaluation_name, evaluation_of
 
-    items = comma_separated(text)
-    if not items:
-        problem = "--evals takes names of evaluations"
-        raise ConfigError(problem, text or "nothing", "--evals extrapolation,streaming")
-    return [evaluation_name(evaluation_of(item)) for item in items]
+    names = [evaluation_name(evaluation_of(item)) for item in comma_separated(text)]
+    if not names:
+        raise ValueError("names of evaluations")
+    return names
 
 
 def _project(text: str) -> str:
@@ -160,7 +161,7 @@ def _project(text: str) -> str:
 
     entity, slash, project = text.rpartition("/")
     if "/" in entity or not project or (slash and not entity):
-        raise ConfigError("--wandb takes PROJECT or ENTITY/PROJECT", text, "--wandb nexus-ablate")
+        raise ValueError("PROJECT or ENTITY/PROJECT")
     check_project(project, f"--wandb {entity}{slash}")
     return text
 
@@ -181,24 +182,20 @@ MULTIRUN = Flag("--multirun", "", "train every combination of values", short="-m
 VERBOSE = Flag("--verbose", "", "also print decay, memory, outliers and attention of a run", short="-v")
 
 LAUNCHER = Flag("--launcher", "NAME", "what runs the jobs: local, slurm, joblib, ray ... (docs/clusters.md)")
-WORKERS = Flag(
-    "--workers", "N", "runs at the same time (auto: one per GPU, or per core)", whole("--workers", 2, also=("auto",))
-)
-TIME = Flag(
-    "--time", "MINUTES", "per run (240 in a job); the next launch resumes it", whole("--time", 240, "of minutes")
-)
+WORKERS = Flag("--workers", "N", "runs at the same time (auto: one per GPU, or per core)", _workers, "2")
+TIME = Flag("--time", "MINUTES", "per run (240 in a job); the next launch resumes it", whole, "240")
 SLURM = (
     Flag("--partition", "NAME", "SLURM partition"),
-    Flag("--mem-gb", "N", "memory of a job (16)", whole("--mem-gb", 16)),
-    Flag("--cpus", "N", "cores of a job (4)", whole("--cpus", 4)),
+    Flag("--mem-gb", "N", "memory of a job (16)", whole, "16"),
+    Flag("--cpus", "N", "cores of a job (4)", whole, "4"),
     Flag("--gres", "TEXT", "devices of a job (gpu:1; none with train.device=cpu)"),
-    Flag("--parallel", "N", "most jobs at the same time (256)", whole("--parallel", 256)),
-    Flag("--sbatch", "K=V", "any other option of sbatch; may be repeated", _sbatch, repeated=True),
+    Flag("--parallel", "N", "most jobs at the same time (256)", whole, "256"),
+    Flag("--sbatch", "K=V", "any other option of sbatch; may be repeated", _sbatch, "account=mine", repeated=True),
 )
 BACKEND = (LAUNCHER, WORKERS, TIME, *SLURM)
 
-ADD_SEEDS = Flag("--add-seeds", "N", "more seeds for every arm of a launched study", whole("--add-seeds", 3, most=1000))
-RETRY = Flag("--retry", "failed", "run failed runs again (diverged runs have a result)", one_of("--retry", "failed"))
+ADD_SEEDS = Flag("--add-seeds", "N", "more seeds for every arm of a launched study", _seeds, "3")
+RETRY = Flag("--retry", "failed", "run failed runs again (diverged runs have a result)", _retry, "failed")
 NEW = Flag("--new", "FILE", "write the study to a YAML file instead of running it", target("--new"))
 
 FORCE = Flag("--force", "", "replace the files that flags name")
@@ -213,21 +210,23 @@ OUTPUTS = (
 JSON_FILE = OUTPUTS[4]
 BASELINE = Flag("--baseline", "ARM", "the arm that others are compared with")
 ALLOW = Flag("--allow", "NAME,...", "conditions of fairness to waive", comma_separated)
-WANDB = Flag("--wandb", "PROJECT", "W&B project, or ENTITY/PROJECT", _project)
+WANDB = Flag("--wandb", "PROJECT", "W&B project, or ENTITY/PROJECT", _project, "nexus-ablate")
 PICTURE = Flag("--out", "FILE", "where to save the picture (.png, .pdf or .svg)", target("--out", picture=True))
 
 ARM = Flag("--arm", "COLUMN,...", "the columns that name an arm (arm)", comma_separated)
 ENDPOINT = Flag("--endpoint", "NAME", "the measure to judge by (val_loss)")
-BETTER = Flag("--better", "WORD", "lower or higher, of an endpoint of your own", one_of("--better", "lower", "higher"))
-COLUMNS = Flag("--columns", "NAME=COLUMN,...", "what the source calls the endpoint, seed, step, ...", _columns)
-AT = Flag("--at", "STEP", "the step at which a log is read (the last)", positive("--at", 3000, 1e12))
-DELTA_MIN = Flag("--delta-min", "D", "the smallest difference that matters", positive("--delta-min", 0.01, 1e9))
-
-EVALS = Flag("--evals", "NAME,...", "these evaluations (all), as NAME or NAME:KEY:VALUE", _evaluations)
-PROMPT = Flag("--prompt", "TEXT", "the beginning of the text")
-TOKENS = Flag("--tokens", "N", "tokens to write (200)", whole("--tokens", 200, most=100_000))
-TEMPERATURE = Flag(
-    "--temperature", "X", "below 1 likelier tokens, above 1 more surprising ones", positive("--temperature", 1.0, 100.0)
+BETTER = Flag("--better", "WORD", "lower or higher, of an endpoint of your own", _better, "lower")
+COLUMNS = Flag(
+    "--columns", "NAME=COLUMN,...", "what the source calls the endpoint, seed, step, ...", _columns, "seed=rng_seed"
 )
-SECONDS = Flag("--seconds", "S", "approximate measuring time (10)", positive("--seconds", 10, 3600))
+AT = Flag("--at", "STEP", "the step at which a log is read (the last)", positive, "3000")
+DELTA_MIN = Flag("--delta-min", "D", "the smallest difference that matters", positive, "0.01")
+
+EVALS = Flag(
+    "--evals", "NAME,...", "these evaluations (all), as NAME or NAME:KEY:VALUE", _evaluations, "extrapolation,streaming"
+)
+PROMPT = Flag("--prompt", "TEXT", "the beginning of the text")
+TOKENS = Flag("--tokens", "N", "tokens to write (200)", whole, "200")
+TEMPERATURE = Flag("--temperature", "X", "below 1 likelier tokens, above 1 more surprising ones", positive, "1")
+SECONDS = Flag("--seconds", "S", "approximate measuring time (10)", positive, "10")
 ONLINE = Flag("--online", "", "connect to W&B and Hugging Face, and let a one-second SLURM job look for the runs")

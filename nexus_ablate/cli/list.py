@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,9 @@ from nexus_ablate.cli.flags import JSON, Flags
 from nexus_ablate.cli.verb import Verb
 from nexus_ablate.config.foreign_words import meaning
 from nexus_ablate.config.grammar import show
-from nexus_ablate.config.groups import choices_of
-from nexus_ablate.config.options import OptionFile, conf_dir, conf_yaml, evaluation_value, option_files
-from nexus_ablate.config.run_config import CLOSED_GROUPS, OPTION_GROUPS, RunConfig
+from nexus_ablate.config.groups import choices_of, keys_of_file
+from nexus_ablate.config.options import Key, OptionFile, conf_dir, conf_yaml, evaluation_value, option_files
+from nexus_ablate.config.run_config import CLOSED_GROUPS, OPTION_GROUPS
 from nexus_ablate.errors import OK, unknown
 from nexus_ablate.measure.measures import MEASURES
 
@@ -89,7 +89,7 @@ def _plain(text: str) -> str:
 def catalogue() -> dict[str, Any]:
     """`{summary, default, keys}` by group and option, on axes also `equation`, `prescribes` and `plugin`. The group
     `switches` has the top-level keys."""
-    values, defaults = conf_yaml("config"), choices_of("config")
+    defaults = choices_of("config")
     groups: dict[str, Any] = {}
     for group in (*OPTION_GROUPS, "evaluation"):
         groups[group] = {name: _option(file, name == defaults.get(group)) for name, file in option_files(group).items()}
@@ -98,44 +98,40 @@ def catalogue() -> dict[str, Any]:
         if group == "model":
             paths.sort(key=_parameters)
         groups[group] = {path.stem: _closed_option(group, path, path.stem == defaults.get(group)) for path in paths}
-    switches = [field for field in dataclasses.fields(RunConfig) if "constraint" in field.metadata]
-    groups["switches"] = {field.name: _key(field, values) for field in switches if field.name != "preset"}
+    groups["switches"] = _described(keys_of_file("config"))
+    del groups["switches"]["preset"]
     return groups
+
+
+def _described(keys: Mapping[str, Key]) -> dict[str, Any]:
+    """Keys as plain data, without the one that chooses the option itself."""
+    described = {}
+    for name, key in keys.items():
+        if name != "name":
+            described[name] = {"default": key.default, "takes": key.constraint.text, "meaning": key.meaning}
+    return described
 
 
 def _option(file: OptionFile, is_default: bool) -> dict[str, Any]:
     """An option of an axis, as its file describes it."""
-    keys = {}
-    for name, key in file.keys.items():
-        keys[name] = {"default": key.default, "takes": key.constraint.text, "meaning": key.meaning}
     return {
         "summary": file.summary,
         "default": is_default,
         "equation": file.equation,
         "prescribes": [f"{key}={show(value)}" for key, value in file.prescribes.items()],
         "plugin": file.plugin.name if file.plugin else None,
-        "keys": keys,
+        "keys": _described(file.keys),
     }
 
 
 def _closed_option(group: str, path: Path, is_default: bool) -> dict[str, Any]:
     """An option of a group to which no class belongs: a size, a recipe, a preset or a study."""
-    values = conf_yaml(f"{group}/{path.stem}")
     if group == "studies":
-        return {"summary": values["question"], "default": False, "keys": {}}
+        return {"summary": conf_yaml(f"{group}/{path.stem}")["question"], "default": False, "keys": {}}
     lines = path.read_text(encoding="utf-8").splitlines()
     comments = [line.removeprefix("#").strip() for line in lines if not line.startswith("# @package")]
-    keys = {}
-    if group in CLOSED_GROUPS:
-        fields = dataclasses.fields(CLOSED_GROUPS[group])
-        keys = {field.name: _key(field, values) for field in fields if field.name != "name"}
-    return {"summary": comments[0], "default": is_default, "keys": keys}
-
-
-def _key(field: dataclasses.Field[Any], values: dict[str, Any]) -> dict[str, Any]:
-    """A key of a dataclass, with its default in `values`."""
-    about = field.metadata
-    return {"default": values.get(field.name), "takes": about["constraint"].text, "meaning": about["meaning"]}
+    keys = keys_of_file(f"{group}/{path.stem}") if group in CLOSED_GROUPS else {}
+    return {"summary": comments[0], "default": is_default, "keys": _described(keys)}
 
 
 def _parameters(path: Path) -> int:
@@ -174,11 +170,9 @@ def _rows(group: str, options: dict[str, Any], with_keys: bool) -> Iterator[tupl
         source = f" (plugin {option['plugin']})" if option.get("plugin") else ""
         star = "*" if option["default"] else " "
         yield f"{star} {typed_option(group, name)}", option["summary"] + source, ""
-        if not with_keys:
-            continue
-        if option.get("prescribes"):
+        if with_keys and option.get("prescribes"):
             yield "", f"Prescribes {', '.join(option['prescribes'])}.", "dim"
-        if shares_keys and name != list(options)[-1]:
+        if not with_keys or (shares_keys and name != list(options)[-1]):
             continue
         for key, spec in option["keys"].items():
             typed = typed_key(group, name, key)

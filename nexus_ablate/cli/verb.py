@@ -6,7 +6,6 @@ import argparse
 import importlib
 import shlex
 import textwrap
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -90,8 +89,8 @@ class Verb:
             namespace, words = self._parser().parse_known_args(arguments)
         except argparse.ArgumentError as error:
             raise self._misused(error) from None
-        if unknown := [number for number, word in enumerate(words) if _is_flag(word)]:
-            raise self._unknown_flags(words, unknown)
+        if any(map(_is_flag, words)):
+            raise self._unknown_flags(words)
         values: Flags = vars(namespace)
         if self.needed and not words:
             raise ConfigError(f"{self.name} needs {self.needed}", "nothing", f"nexus-ablate {self._example()}")
@@ -117,7 +116,7 @@ class Verb:
         name = str(error.argument_name).rpartition("/")[2]
         flag = next(flag for flag in self.flags if flag.name == name)
         if flag.takes:
-            return ConfigError(f"{name} needs a value", name, flag.example)
+            return ConfigError(f"{name} needs a value", name, flag.typed)
         return ConfigError(f"{name} takes no value", f"{name}=...", name)
 
     def _example(self) -> str:
@@ -128,44 +127,39 @@ class Verb:
 
         return "status" if DEFAULT.is_dir() else "study first_look"
 
-    def _unknown_flags(self, words: list[str], places: Sequence[int]) -> ConfigError:
+    def _unknown_flags(self, words: list[str]) -> ConfigError:
         """The error for flags that this verb does not have; overrides that are typed as flags are answered together."""
+        if self.name == "train" and (verb := next((word for word in words if word in verb_names()), "")):
+            words.remove(verb)
+            fix = shlex.join(["nexus-ablate", verb, *words])
+            return ConfigError("the verb stands before its flags", f"{words[0]} before {verb}", fix)
         errors = []
-        for place in places:
-            after = words[place + 1 : place + 2]
-            has_value = bool(after) and not _is_flag(after[0]) and "=" not in f"{words[place]}{after[0]}"
-            errors.append(self._unknown_flag(words[place], after[0] if has_value else "", words[place + 1 :]))
+        for place, word in enumerate(words):
+            after = words[place + 1] if place + 1 < len(words) else ""
+            if _is_flag(word):
+                errors.append(self._unknown_flag(word, "" if _is_flag(after) or "=" in word + after else after))
         fixes = [error.fix for error in errors]
         if len({error.problem for error in errors}) > 1 or any(" " in fix or "=" not in fix for fix in fixes):
             return errors[0]
         return ConfigError(errors[0].problem, " ".join(error.got for error in errors), " ".join(fixes))
 
-    def _unknown_flag(self, word: str, after: str, rest: list[str]) -> ConfigError:
-        """The error for one of them.
-
-        Args:
-            after: The word behind it, where that may be its value.
-            rest: All words behind it.
-        """
-        from nexus_ablate.config.foreign_words import unknown_word
+    def _unknown_flag(self, word: str, after: str) -> ConfigError:
+        """The error for one of them, with the word behind it if that may be its value."""
+        from nexus_ablate.config.foreign_words import meaning, unknown_word
         from nexus_ablate.config.groups import default_keys
 
-        if self.name == "train" and (verb := next((name for name in rest if name in verb_names()), "")):
-            others = [other for other in rest if other != verb]
-            fix = shlex.join(["nexus-ablate", verb, word, *others])
-            return ConfigError("the verb stands before its flags", f"{word} before {verb}", fix)
         name, _, value = word.partition("=")
         value = value or after
         typed = f"{word} {after}".rstrip()
+        help_command = f"nexus-ablate {self.name} --help"
         flags = [flag.name for flag in self.flags] + ["--help"]
-        key, keys, help_command = name.lstrip("-"), default_keys(), f"nexus-ablate {self.name} --help"
+        key, keys = name.lstrip("-"), default_keys()
         is_flag = did_you_mean(key, [flag.lstrip("-") for flag in flags])
-        if value and OVERRIDES in self.takes and (key in keys or not is_flag):
+        if value and OVERRIDES in self.takes and (key in keys or meaning(typed) or not is_flag):
             problem = f"{self.name} has no such flag; an option is typed {OVERRIDES}, without dashes"
             return unknown_word(problem, typed, key, keys, f"{{}}={value}", help_command, self.name)
         form = f"{{}}{typed.removeprefix(name)}" if value else "{}"
-        problem = f"{self.name} has no flag of this name"
-        return unknown_word(problem, typed, name, flags, form, help_command, self.name)
+        return unknown_word(f"{self.name} has no flag of this name", typed, name, flags, form, help_command, self.name)
 
     def _check_word(self, words: list[str]) -> None:
         """Check the first word where overrides alone are taken; a wrong one is repeated with the words behind it.

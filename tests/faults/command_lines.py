@@ -230,7 +230,7 @@ def overrides(draw: random.Random, wrong: Iterator[Any], is_study: bool) -> list
 def flag_words(draw: random.Random, flag: Flag) -> list[str]:
     """A flag as it is typed: with a value in one word or two, without one that it needs, or with one too many."""
     name = flag.short if flag.short and draw.random() < 0.3 else flag.name
-    right = shlex.split(flag.example)[1:]
+    right = shlex.split(flag.typed)[1:]
     value = draw.choice(FLAG_VALUES) if draw.random() < 0.6 or not right else right[0]
     if draw.random() < 0.1:
         name = name[:-1] + draw.choice("abcx")
