@@ -289,7 +289,7 @@ ANSWERS = [
     ("train.precision=bf16-mixed", "train.precision takes", "train.precision=bf16"),
     ("trainer.precision=bf16-mixed", NO_KEY, "train.precision=bf16"),
     ("trainer.devices=4 trainer.strategy=ddp", NO_KEY, "torchrun --nproc-per-node 4 -m nexus_ablate"),
-    ("--gpus 2", NO_FLAG, "torchrun --nproc-per-node 2 -m nexus_ablate"),
+    ("--gpus 2", DASHES, "torchrun --nproc-per-node 2 -m nexus_ablate"),
     ("--config mine.yaml", DASHES, "nexus-ablate study mine.yaml"),
     ("sweep mine.yaml", NO_VERB, "nexus-ablate study mine.yaml"),
     ("sweep norm=rms,layer", NO_VERB, "nexus-ablate -m norm=rms,layer"),
@@ -313,7 +313,7 @@ ANSWERS = [
     ("study norms --seeds 5", "study has no such flag", "seeds=0-7"),
     ("compare norms --latex", "compare has no flag of this name", "--md -"),
     ("sample last again", "sample takes one run", "nexus-ablate sample last"),
-    ("--precision=bf16 --seed=3", DASHES, "train.precision=bf16 seed=3"),
+    ("--lr=1e-3 --seed=3", DASHES, "optim.lr=1e-3 seed=3"),
 ]
 """What is typed, what the problem says, and the last line of the answer."""
 

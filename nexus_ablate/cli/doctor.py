@@ -1,6 +1,6 @@
 """`nexus-ablate doctor`: checks whether this machine is ready, and says how to fix what isn't.
 
-Each check reports one thing. None imports torch, and the network is used on request only. Credentials are reported as
+Each check reports one thing. None imports torch or asks a server, SLURM's apart. Credentials are reported as
 present or absent, and never shown.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from nexus_ablate.cli.flags import JSON, ONLINE, Flags
+from nexus_ablate.cli.flags import JSON, SUBMIT, Flags
 from nexus_ablate.cli.verb import Verb
 from nexus_ablate.console import several
 from nexus_ablate.errors import CONFIG, OK, ConfigError, printable
@@ -28,11 +27,11 @@ VERB = Verb(
     "what is ready on this machine, and how to fix what is not",
     "[RUNS_DIR]",
     (
-        ("doctor", "Python, packages, device, disk, W&B, Hugging Face, launchers, SLURM"),
+        ("doctor", "Python, packages, device, disk, W&B, launchers, SLURM"),
         ("doctor /scratch/runs", "another folder for the runs"),
-        ("doctor /scratch/runs --online", "a one-second SLURM job checks whether the nodes see it, too"),
+        ("doctor /scratch/runs --submit", "a one-second SLURM job checks whether the nodes see it"),
     ),
-    (ONLINE, JSON),
+    (SUBMIT, JSON),
     "Keys are never shown. The exit status is 2 if something is missing that every run needs, otherwise 0.",
 )
 
@@ -72,7 +71,7 @@ def run(words: list[str], flags: Flags) -> int:
     if len(words) > 1 or any("=" in word for word in words):
         raise ConfigError("doctor takes one directory", " ".join(words), "nexus-ablate doctor runs")
     console, results = open_console(), []
-    for check in checks(Path(*words or ["runs"]), "online" in flags):
+    for check in checks(Path(*words or ["runs"]), "submit" in flags):
         results.append(check)
         if "json" in flags:
             continue
@@ -90,13 +89,12 @@ def run(words: list[str], flags: Flags) -> int:
     return CONFIG if broken else OK
 
 
-def checks(runs_dir: Path, online: bool = False) -> Iterator[MachineCheck]:
+def checks(runs_dir: Path, submit: bool = False) -> Iterator[MachineCheck]:
     """Every check, one after the other.
 
     Args:
         runs_dir: The folder for runs.
-        online: Whether to connect to W&B and the Hugging Face Hub, and to let a SLURM job look for a file in
-            `runs_dir`.
+        submit: Whether to let a SLURM job look for a file in `runs_dir`.
     """
     from nexus_ablate.data.cache import default_cache_dir
     from nexus_ablate.training.device import IdleCores, cxx_compiler
@@ -110,10 +108,6 @@ def checks(runs_dir: Path, online: bool = False) -> Iterator[MachineCheck]:
     yield directory("runs", runs_dir, "runs_dir=DIR")
     yield directory("cache", default_cache_dir(), "NEXUS_ABLATE_CACHE=DIR")
     yield wandb()
-    yield hugging_face()
-    if online:
-        yield reachable("W&B's server", os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai")
-        yield reachable("Hugging Face's hub", os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
     compiler = cxx_compiler()
     none = "none: torch.compile cannot be used on the CPU"
     fix = "" if compiler else "train.compile=off, or install g++"
@@ -122,7 +116,7 @@ def checks(runs_dir: Path, online: bool = False) -> Iterator[MachineCheck]:
         version = _version(package)
         fix = "" if version else f"pip install '{install}'"
         yield MachineCheck(name, bool(version), version or "not installed", fix)
-    yield from slurm(runs_dir, online)
+    yield from slurm(runs_dir, submit)
 
 
 def packages() -> Iterator[MachineCheck]:
@@ -191,29 +185,7 @@ def wandb() -> MachineCheck:
     return MachineCheck("W&B", mode != "files", f"{key}: {meaning[mode]}", fix)
 
 
-def hugging_face() -> MachineCheck:
-    """The Hub's token, which private data of data=hub need."""
-    home = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
-    has_token = os.environ.get("HF_TOKEN") or os.path.isfile(home / "token")  # False where it may not be read
-    token, fix = ("a token", "") if has_token else ("no token", "for private data: `hf auth login`")
-    return MachineCheck("Hugging Face", True, f"{token}, caches in {home}", fix)
-
-
-def reachable(name: str, url: str) -> MachineCheck:
-    """Whether a connection to a server can be made; nothing is sent."""
-    from urllib.parse import urlsplit
-
-    parts = urlsplit(url)
-    host = parts.hostname or url
-    port = parts.port or (80 if parts.scheme == "http" else 443)
-    try:
-        with socket.create_connection((host, port), timeout=5):
-            return MachineCheck(name, True, f"{host}:{port} answers")
-    except OSError as error:
-        return MachineCheck(name, False, f"{host}:{port}: {error}", "train with tracker=files and local data meanwhile")
-
-
-def slurm(runs_dir: Path, online: bool) -> Iterator[MachineCheck]:
+def slurm(runs_dir: Path, submit: bool) -> Iterator[MachineCheck]:
     """The cluster, if this machine belongs to one."""
     absent = [command for command in ("sbatch", "squeue", "scontrol") if shutil.which(command) is None]
     if absent:
@@ -230,7 +202,7 @@ def slurm(runs_dir: Path, online: bool) -> Iterator[MachineCheck]:
         yield MachineCheck("SLURM", False, "sinfo does not answer", "is SLURM's controller running?")
         return
     yield MachineCheck("SLURM", True, f"partitions {', '.join(partitions)}".replace("(null)", "no GPUs"))
-    if online:
+    if submit:
         yield shared(runs_dir)
 
 
@@ -238,11 +210,14 @@ def shared(runs_dir: Path) -> MachineCheck:
     """Whether a job on a compute node sees a file in the folder for runs."""
     path = _existing(runs_dir)
     job = ["srun", "--ntasks=1", "--time=1", "--mem=100", "--immediate=60", "test", "-e"]
-    with tempfile.NamedTemporaryFile(dir=path, prefix=".doctor") as file:
-        done = subprocess.run([*job, file.name], capture_output=True, text=True, timeout=120, check=False)
-    if done.returncode == 0:
-        return MachineCheck("runs on nodes", True, f"a job saw a file in {path}")
-    why = (done.stderr.strip().splitlines() or ["it is not there"])[0]
+    try:
+        with tempfile.NamedTemporaryFile(dir=path, prefix=".doctor") as file:
+            done = subprocess.run([*job, file.name], capture_output=True, text=True, timeout=120, check=False)
+        if done.returncode == 0:
+            return MachineCheck("runs on nodes", True, f"a job saw a file in {path}")
+        why = (done.stderr.strip().splitlines() or ["it is not there"])[0]
+    except (OSError, subprocess.SubprocessError) as error:
+        why = str(error)
     detail = f"a job saw no file in {path}: {why}"
     return MachineCheck("runs on nodes", False, detail, "runs_dir on a shared file system")
 

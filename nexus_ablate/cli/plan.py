@@ -46,9 +46,9 @@ def run(words: list[str], flags: Flags) -> int:
     def say(text: str) -> None:
         console.print(printable(text, 2000), markup=False, soft_wrap=True)
 
-    say(f"{study.name}  {study.question}".rstrip())
     settings = [plan(setting, launch_overrides) for setting in settings_of(study)]
     places = places_for([job for planned in settings for job in planned.jobs], flags.get("workers", "auto"))
+    say(f"{study.name}  {study.question}".rstrip())
     seconds: list[float | None] = []
     for planned in settings:
         if planned.study.setting:

@@ -150,7 +150,6 @@ class Stalled(BaseException):
 def only_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no command train, measure or ask a server: it is accepted when it begins to."""
     from nexus_ablate.bench import axis_cost
-    from nexus_ablate.cli import doctor
     from nexus_ablate.launch import cost, local
     from nexus_ablate.training import session
 
@@ -162,7 +161,6 @@ def only_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local.LocalPool, "run", begin)
     monkeypatch.setattr("nexus_ablate.launch.hydra.HydraLauncher.run", begin)
     monkeypatch.setattr(cost, "measured_speed", lambda config, threads: 1000.0)
-    monkeypatch.setattr(doctor, "reachable", lambda name, url: doctor.MachineCheck(name, False, "not asked", "nothing"))
     # --watch; not time.sleep itself: a library that is first imported here would keep it
     monkeypatch.setattr("nexus_ablate.cli.status.time", SimpleNamespace(sleep=begin))
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
