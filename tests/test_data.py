@@ -19,7 +19,7 @@ import pytest
 
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.options import Option, check_option, option_files
-from nexus_ablate.data import DATA, cache, corpus, fingerprint_of, hub, load_tokenizer, prepare
+from nexus_ablate.data import cache, corpus, fingerprint_of, hub, load_tokenizer, prepare
 from nexus_ablate.data.tokenizer import _PROBES, BpeTokenizer, ByteTokenizer, CharTokenizer, parse_tokenizer
 from nexus_ablate.errors import ConfigError, StorageError
 
@@ -56,13 +56,6 @@ def refusal(chosen: Option, **arguments: Any) -> str:
 # ------------------------------------------------------------------------------------------------------------- contract
 
 
-def test_every_option_has_a_class_that_takes_exactly_the_keys_of_its_yaml():
-    assert DATA.names() == sorted(option_files("data"))
-    for name, file in option_files("data").items():
-        assert DATA.keys_of(name) == file.keys.keys() - set(cache.TOKENIZER_KEYS), name
-        assert "tokenizer" in file.keys, name
-
-
 DRAWN = """
 import json
 import numpy as np
@@ -89,10 +82,6 @@ def test_every_process_reads_draws_and_merges_the_same():
         command = [sys.executable, "-c", DRAWN]
         shown.add(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
     assert len(shown) == 1 and json.loads(shown.pop())["the standard library"] == corpus.StdlibCorpus().fingerprint()
-
-
-def test_a_yaml_without_the_tokenizer_keys_is_refused():
-    assert "lacks keys\n  got: tokenizer, bpe_vocab" in refusal(Option("stdlib", {}))
 
 
 # ---------------------------------------------------------------------------------------------------------------- files
@@ -737,39 +726,6 @@ def test_a_large_file_is_held_against_its_size(text_file: Path, tmp_path: Path, 
     truncate(next(tmp_path.glob("cache/*/train.npy")))
     data = prepare(files(text_file), tmp_path / "cache", context=8)
     assert text_of(data, data.train) == TEXT[: int(len(TEXT) * 0.9)]
-
-
-def test_many_small_documents_are_the_tokens_of_one_large_document(
-    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    large = prepare(files(text_file), tmp_path / "a", context=8)
-    monkeypatch.setattr(corpus.FilesCorpus, "train_texts", lambda self: iter(TEXT[: int(len(TEXT) * 0.9)].split("\n")))
-    small = prepare(files(text_file), tmp_path / "b", context=8)
-    np.testing.assert_array_equal(large.train, small.train)
-
-
-def test_processes_that_build_the_cache_at_once_get_the_same_bytes(text_file: Path, tmp_path: Path):
-    code = f"""if True:
-        import sys, time
-        from pathlib import Path
-        from nexus_ablate.data import hash_tokens, prepare
-        from nexus_ablate.config.options import Option
-        option = Option("files", {files(text_file, tokenizer="bpe", bpe_vocab=400).keys!r})
-        print("ready", flush=True)
-        sys.stdin.readline()
-        data = prepare(option, Path({str(tmp_path / "cache")!r}), context=8)
-        print(hash_tokens(data.train), hash_tokens(data.val["val"]), data.unigram_bpb)"""
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    workers = [subprocess.Popen([sys.executable, "-c", code], **pipes) for _ in range(2)]
-    for worker in workers:
-        assert worker.stdout is not None and worker.stdout.readline() == "ready\n"
-    for worker in workers:
-        assert worker.stdin is not None
-        worker.stdin.write("go\n")
-        worker.stdin.flush()
-    shown = {worker.communicate(timeout=60)[0] for worker in workers}
-    assert [worker.returncode for worker in workers] == [0] * 2 and len(shown) == 1
-    assert [path.name[0] != "." for path in (tmp_path / "cache").iterdir()] == [True]
 
 
 @pytest.mark.parametrize("torn", [False, True])

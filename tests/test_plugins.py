@@ -89,10 +89,12 @@ def test_the_documented_commands_work_as_they_are_written(tiny_run, tmp_path):
     assert sorted(list(plugins) for plugins in used) == [[], ["my_options"], ["my_options"]]
 
 
-def test_the_documented_python_works_as_it_is_written(tmp_path):
-    write(tmp_path, FILES)
-    done = python("-c", block("python") + "\nprint(type(model.final_norm).__name__)", cwd=tmp_path)
-    assert done.stdout.strip() == "MyNorm", done.stderr
+def test_the_documented_python_works_as_it_is_written(plugin, tmp_path, monkeypatch):
+    plugin()
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    exec(block("python"), names)
+    assert type(names["model"].final_norm).__name__ == "MyNorm"
 
 
 @pytest.mark.slow
