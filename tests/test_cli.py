@@ -64,7 +64,8 @@ def test_list_finds_options_keys_and_numbers_by_a_word_of_theirs_or_of_other_too
 
 
 def test_the_command_line_has_forty_flags_a_study_twelve_keys_and_a_verdict_eleven_words():
-    flags = {flag.name for verb in all_verbs() for flag in verb.flags} | {"--plugin", "--help", "--version"}
+    names = [(flag.name, *flag.keys) for verb in all_verbs() for flag in verb.flags]
+    flags = {"--plugin", "--help", "--version"}.union(*names)
     assert (len(flags), len(TYPED), len(MEANINGS)) == (40, 12, 11)
 
 

@@ -17,19 +17,12 @@ if TYPE_CHECKING:
 
 ACCEPTED = {
     "local": (WORKERS, TIME),
-    "slurm": (TIME, *SLURM),
+    "slurm": (WORKERS, TIME, *SLURM),
 }
 """The flags that each backend takes; Hydra's launchers take none, but settings: hydra.launcher.KEY=VALUE."""
 SAME = {"basic": "local", "submitit_slurm": "slurm"}
 """Hydra's names of our own backends."""
-SUBMITIT_KEYS = {
-    "partition": "--partition",
-    "timeout_min": "--time",
-    "mem_gb": "--mem-gb",
-    "cpus_per_task": "--cpus",
-    "gres": "--gres",
-    "array_parallelism": "--parallel",
-}
+SUBMITIT_KEYS = {"timeout_min": TIME, "mem_gb": SLURM[0], "cpus_per_task": SLURM[1], "array_parallelism": WORKERS}
 """The flag for each setting of Hydra's submitit launcher that has one; others are options of sbatch."""
 SBATCH_NAMES = {"tasks_per_node": "ntasks-per-node", "name": "job-name"}
 
@@ -65,7 +58,9 @@ def backend_of(words: list[str], flags: Flags) -> tuple[list[str], Backend]:
     for flag in BACKEND[1:]:
         if flag.key in flags and flag not in accepted:
             owner = "local" if flag in ACCEPTED["local"] else "slurm"
-            given = flag.typed if flag.repeated else shlex.join([flag.name, str(flags[flag.key])])
+            given = shlex.join([flag.name, str(flags[flag.key])])
+            if flag.repeated:
+                given = shlex.join([flag.name, "=".join(flags[flag.key][0])])
             raise ConfigError(
                 f"{flag.name} is for --launcher {owner}", f"--launcher {name} {given}", f"--launcher {owner} {given}"
             )
@@ -103,20 +98,21 @@ def _slurm(words: list[str], flags: Flags, device: str, settings: list[str]) -> 
     folder = runs_dir_of([word for word in words if key_of(word) == "runs_dir"]).absolute()
     if "%" in str(folder):  # in the names of a job's files, SLURM replaces what follows it
         raise ConfigError("SLURM cannot write into a folder with % in its path", str(folder), "runs_dir=runs_slurm")
-    readers = {flag.name: flag for flag in (TIME, *SLURM)}
-    resources: dict[str, Any] = {flag.key: flags[flag.key] for flag in readers.values() if flag.key in flags}
+    resources: dict[str, Any] = {flag.key: flags[flag.key] for flag in ACCEPTED["slurm"] if flag.key in flags}
+    options = resources.pop("sbatch", [])
     for setting in settings:
         key, _, value = setting.lstrip("+").removeprefix("hydra.launcher.").partition("=")
-        if key not in SUBMITIT_KEYS:
+        if key in SUBMITIT_KEYS and value != "null":
+            flag = SUBMITIT_KEYS[key]
+            resources[flag.key] = flag.value(value)
+        elif value != "null":
             option = key.removeprefix("additional_parameters.")
-            name = SBATCH_NAMES.get(option, option.replace("_", "-"))
-            resources.setdefault("sbatch", []).append((name, value))
-            continue
-        flag = readers[SUBMITIT_KEYS[key]]
-        resources[flag.key] = "" if value == "null" else flag.read(value)
-    if device == "cpu":
-        resources = {"gres": ""} | resources
-    resources["sbatch"] = dict(resources.get("sbatch", ()))
-    slurm = Slurm(**resources, retry_failed="retry" in flags)
+            options.append((SBATCH_NAMES.get(option, option.replace("_", "-")), value))
+    sbatch = {"gres": "" if device == "cpu" else "gpu:1", **dict(options)}
+    workers = resources.pop("workers", "auto")
+    if workers != "auto":
+        resources["parallel"] = workers
+    chosen = {name: sbatch.pop(name) for name in ("partition", "gres") if name in sbatch}
+    slurm = Slurm(**resources, **chosen, sbatch=sbatch, retry_failed="retry" in flags)
     slurm.check()
     return slurm

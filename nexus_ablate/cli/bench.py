@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nexus_ablate.cli.flags import FORCE, JSON_FILE, SECONDS, Flags, comma_separated, put
+from nexus_ablate.cli.flags import FORCE, JSON_FILE, Flags, comma_separated, put
 from nexus_ablate.cli.verb import Verb
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.options import AXES, option_files
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from nexus_ablate.bench.axis_cost import Bench
 
 BENCHED = tuple(axis for axis in AXES if axis not in ("init", "param", "head"))
+SECONDS = 10.0
+"""Of measuring, approximately."""
 VERB = Verb(
     "bench",
     "the cost of an axis's options, alone and in a block",
@@ -27,7 +29,7 @@ VERB = Verb(
         ("bench norm=layer,rms train.compile=on", "these, against the first one; compiled too"),
         ("bench ffn model=base train.batch_size=4 --json ffn.json", ""),
     ),
-    (SECONDS, JSON_FILE, FORCE),
+    (JSON_FILE, FORCE),
     "Options take turns block by block. A ratio is the median over neighbouring blocks, with quartiles.",
     "an axis",
 )
@@ -39,7 +41,7 @@ def run(words: list[str], flags: Flags) -> int:
     axis, _, listed = subject.partition("=")
     if axis not in BENCHED:
         raise unknown("bench measures the options of an axis", axis, BENCHED, "nexus-ablate bench {}")
-    bench = _measure(axis, comma_separated(listed), overrides, flags.get("seconds", 10.0))
+    bench = _measure(axis, comma_separated(listed), overrides)
     if flags.get("json") != Path("-"):
         _print_costs(bench)
     if "json" in flags:
@@ -49,7 +51,7 @@ def run(words: list[str], flags: Flags) -> int:
     return OK
 
 
-def _measure(axis: str, requested: list[str], overrides: list[str], seconds: float) -> Bench:
+def _measure(axis: str, requested: list[str], overrides: list[str]) -> Bench:
     """Measure the options of an axis in models of two blocks. Prints which options contradict the overrides.
 
     Args:
@@ -74,7 +76,7 @@ def _measure(axis: str, requested: list[str], overrides: list[str], seconds: flo
     _prepare_process()
     from nexus_ablate.bench.axis_cost import bench_axis
 
-    return bench_axis(axis, configs, baseline, seconds, compiled=config.train.compile == "on")
+    return bench_axis(axis, configs, baseline, SECONDS, compiled=config.train.compile == "on")
 
 
 def _print_costs(bench: Bench) -> None:

@@ -26,6 +26,7 @@ class Flag:
         example: A value that it takes, for errors.
         repeated: Whether it may be given several times; its value is then a list.
         short: A short name, such as `-m`.
+        keys: Further names: `--qos high` is this flag with `qos=high`.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Flag:
     example: str = ""
     repeated: bool = False
     short: str = ""
+    keys: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -128,10 +130,10 @@ def target(flag: str, picture: bool = False) -> Callable[[str], Path]:
 
 def _sbatch(text: str) -> tuple[str, str]:
     """The name and the value of an option of sbatch."""
-    name, equals, value = text.removeprefix("--").partition("=")
-    if not equals or not name:
+    name, _, value = text.removeprefix("--").partition("=")
+    if not name or not value:
         raise ValueError("NAME=VALUE")
-    return name, value
+    return name.replace("_", "-"), value
 
 
 def _columns(text: str) -> dict[str, str]:
@@ -182,15 +184,23 @@ MULTIRUN = Flag("--multirun", "", "train every combination of values", short="-m
 VERBOSE = Flag("--verbose", "", "also print decay, memory, outliers and attention of a run", short="-v")
 
 LAUNCHER = Flag("--launcher", "NAME", "what runs the jobs: local, slurm, joblib, ray ... (docs/clusters.md)")
-WORKERS = Flag("--workers", "N", "runs at the same time (auto: one per GPU, or per core)", _workers, "2")
+WORKERS = Flag(
+    "--workers", "N", "runs at the same time (auto: one per GPU, or per core; jobs of SLURM: 256)", _workers, "2"
+)
 TIME = Flag("--time", "MINUTES", "per run (240 in a job); the next launch resumes it", whole, "240")
 SLURM = (
-    Flag("--partition", "NAME", "SLURM partition"),
     Flag("--mem-gb", "N", "memory of a job (16)", whole, "16"),
     Flag("--cpus", "N", "cores of a job (4)", whole, "4"),
-    Flag("--gres", "TEXT", "devices of a job (gpu:1; none with train.device=cpu)"),
-    Flag("--parallel", "N", "most jobs at the same time (256)", whole, "256"),
-    Flag("--sbatch", "K=V", "any other option of sbatch; may be repeated", _sbatch, "account=mine", repeated=True),
+    Flag(
+        "--sbatch",
+        "K=V",
+        "any option of sbatch; repeatable. --partition, --account, --qos, --constraint, --nodes and --gres (gpu:1) "
+        "are taken alone",
+        _sbatch,
+        "account=mine",
+        repeated=True,
+        keys=("--partition", "--account", "--qos", "--constraint", "--gres", "--nodes"),
+    ),
 )
 BACKEND = (LAUNCHER, WORKERS, TIME, *SLURM)
 
@@ -226,7 +236,4 @@ EVALS = Flag(
     "--evals", "NAME,...", "these evaluations (all), as NAME or NAME:KEY:VALUE", _evaluations, "extrapolation,streaming"
 )
 PROMPT = Flag("--prompt", "TEXT", "the beginning of the text")
-TOKENS = Flag("--tokens", "N", "tokens to write (200)", whole, "200")
-TEMPERATURE = Flag("--temperature", "X", "below 1 likelier tokens, above 1 more surprising ones", positive, "1")
-SECONDS = Flag("--seconds", "S", "approximate measuring time (10)", positive, "10")
 SUBMIT = Flag("--submit", "", "submit a one-second SLURM job")

@@ -7,6 +7,7 @@ import importlib
 import shlex
 import textwrap
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -70,6 +71,9 @@ class Verb:
             action = "append" if flag.repeated else _Once
             names = filter(None, (flag.short, flag.name))
             group.add_argument(*names, action=action, dest=flag.key, help=flag.meaning, **value)
+            for name in flag.keys:
+                read = partial(_of_key, flag, name)
+                group.add_argument(name, action=action, dest=flag.key, type=read, help=argparse.SUPPRESS)
         return parser
 
     @property
@@ -114,9 +118,9 @@ class Verb:
     def _misused(self, error: argparse.ArgumentError) -> ConfigError:
         """The error for a flag that lacks its value, or has one and takes none."""
         name = str(error.argument_name).rpartition("/")[2]
-        flag = next(flag for flag in self.flags if flag.name == name)
+        flag = next(flag for flag in self.flags if name in (flag.name, *flag.keys))
         if flag.takes:
-            return ConfigError(f"{name} needs a value", name, flag.typed)
+            return ConfigError(f"{name} needs a value", name, flag.typed if name == flag.name else f"{name} VALUE")
         return ConfigError(f"{name} takes no value", f"{name}=...", name)
 
     def _example(self) -> str:
@@ -152,7 +156,7 @@ class Verb:
         value = value or after
         typed = f"{word} {after}".rstrip()
         help_command = f"nexus-ablate {self.name} --help"
-        flags = [flag.name for flag in self.flags] + ["--help"]
+        flags = [name for flag in self.flags for name in (flag.name, *flag.keys)] + ["--help"]
         key, keys = name.lstrip("-"), default_keys()
         is_flag = did_you_mean(key, [flag.lstrip("-") for flag in flags])
         if value and OVERRIDES in self.takes and (key in keys or meaning(typed) or not is_flag):
@@ -182,6 +186,11 @@ class Verb:
         form = f"nexus-ablate {{}} {shlex.join(after)}".rstrip()
         help_command = "nexus-ablate --help" if is_verb else f"nexus-ablate {self.name} --help"
         raise unknown_word(problem, typed, word, verbs, form, otherwise=help_command)
+
+
+def _of_key(flag: Flag, name: str, text: str) -> Any:
+    """The value of a flag that is given by one of its further names."""
+    return flag.value(f"{name.removeprefix('--')}={text}")
 
 
 class _Once(argparse.Action):
