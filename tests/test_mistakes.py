@@ -220,7 +220,6 @@ def test_a_command_line_that_cannot_be_run_is_three_lines_and_makes_nothing(comm
         ("study norms --launcher slurm --time 4h", "try: --time 240"),
         ("study norms --launcher slurm --time", "--time needs a value"),
         ("study norms --launcher slurm --sbatch account", "try: --sbatch account=mine"),
-        ("study norms --launcher slurm --launcher slurm", "--launcher is given twice"),
         ("study norms --launcher jobli", "try: --launcher joblib"),
         ("study norms --launcher joblib --workers 2", "--workers is for --launcher local"),
         ("study norms --launcher joblib hydra/launcher=local", "the jobs are run by one launcher"),

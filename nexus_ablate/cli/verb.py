@@ -54,11 +54,15 @@ class Verb:
         lines = [self.summary, ""]
         for command, meaning in self.examples:
             lines.append(f"  nexus-ablate {command}")
-            lines += [f"      {meaning}"] * bool(meaning)
+            if meaning:
+                lines.append(f"      {meaning}")
+        usage = f"nexus-ablate {self.name} {self.takes}".rstrip()
+        if self.flags:
+            usage += " [flags]"
         parser = argparse.ArgumentParser(
-            usage=f"nexus-ablate {self.name} {self.takes}".rstrip() + " [flags]" * bool(self.flags),
+            usage=usage,
             description="\n".join(lines),
-            epilog=textwrap.fill(self.notes, 80),
+            epilog="\n\n".join(textwrap.fill(note, 80) for note in self.notes.split("\n\n")),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             argument_default=argparse.SUPPRESS,
             add_help=False,
@@ -67,13 +71,14 @@ class Verb:
         )
         group = parser.add_argument_group("flags")
         for flag in self.flags:
-            value = {"type": flag.value, "metavar": flag.takes} if flag.takes else {"nargs": 0}
-            action = "append" if flag.repeated else _Once
+            options: dict[str, Any] = {"action": "store_true"}
+            if flag.takes:
+                options = {"action": "append" if flag.repeated else "store", "type": flag.value, "metavar": flag.takes}
             names = filter(None, (flag.short, flag.name))
-            group.add_argument(*names, action=action, dest=flag.key, help=flag.meaning, **value)
+            group.add_argument(*names, dest=flag.key, help=flag.meaning, **options)
             for name in flag.keys:
                 read = partial(_of_key, flag, name)
-                group.add_argument(name, action=action, dest=flag.key, type=read, help=argparse.SUPPRESS)
+                group.add_argument(name, action="append", dest=flag.key, type=read, help=argparse.SUPPRESS)
         return parser
 
     @property
@@ -85,7 +90,7 @@ class Verb:
         """Positional arguments and flags.
 
         Raises:
-            ConfigError: An unknown flag, a flag given twice or without its value, or an invalid value.
+            ConfigError: An unknown flag, a flag without its value, or an invalid value.
         """
         if arguments and self.takes_overrides:
             self._check_word(arguments)  # a mistyped verb has flags that this one lacks
@@ -138,10 +143,10 @@ class Verb:
             fix = shlex.join(["nexus-ablate", verb, *words])
             return ConfigError("the verb stands before its flags", f"{words[0]} before {verb}", fix)
         errors = []
-        for place, word in enumerate(words):
-            after = words[place + 1] if place + 1 < len(words) else ""
+        for word, after in zip(words, [*words[1:], ""], strict=True):
             if _is_flag(word):
-                errors.append(self._unknown_flag(word, "" if _is_flag(after) or "=" in word + after else after))
+                has_value = "=" not in word and "=" not in after and not _is_flag(after)
+                errors.append(self._unknown_flag(word, after if has_value else ""))
         fixes = [error.fix for error in errors]
         if len({error.problem for error in errors}) > 1 or any(" " in fix or "=" not in fix for fix in fixes):
             return errors[0]
@@ -191,18 +196,6 @@ class Verb:
 def _of_key(flag: Flag, name: str, text: str) -> Any:
     """The value of a flag that is given by one of its further names."""
     return flag.value(f"{name.removeprefix('--')}={text}")
-
-
-class _Once(argparse.Action):
-    """Stores the value of a flag, and refuses a second one."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, typed: str | None = None) -> None:
-        name = self.option_strings[-1]
-        if hasattr(namespace, self.dest):
-            raise ConfigError(
-                f"{name} is given twice", f"{getattr(namespace, self.dest)} and {values}", f"give {name} once"
-            )
-        setattr(namespace, self.dest, True if self.nargs == 0 else values)
 
 
 def _is_flag(word: str) -> bool:

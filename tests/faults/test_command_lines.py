@@ -15,7 +15,6 @@ from written_runs import Writer
 from faults.bench import sizes
 from faults.command_lines import Answer, answer, command_lines, followed, only_checks, refused_again, written_folder
 from nexus_ablate import cli
-from nexus_ablate.cli.verb import OVERRIDES, all_verbs
 from nexus_ablate.errors import ALIVE, BUG, CHECKPOINT, CONFIG, OK, STORAGE, ConfigError
 from nexus_ablate.runs import files
 
@@ -76,32 +75,6 @@ def test_control_a_suggestion_that_is_refused_and_a_traceback_are_noticed(folder
 
 URL = "s3://user:hunter22@bucket/x.txt"
 KEYS = ("runs_dir", "data.files", "data.tokenizer", "data.path", "norm", "experiment", "preset", "init.run")
-
-
-def commands_with_a_url() -> list[list[str]]:
-    """Every verb with a URL as its subject, as the value of each flag, and as the value of some overrides."""
-    commands = [["--plugin", URL, "list"], [f"NEXUS_ABLATE_CACHE={URL}"], [URL]]
-    for verb in all_verbs():
-        subject = {"bench": ["norm"], "study": ["norms"], "plan": ["norms"]}.get(verb.name, [])
-        commands.append([verb.name, URL])
-        commands += [
-            [verb.name, *subject, flag.name, URL] for flag in verb.flags if flag.takes and flag.name != "--prompt"
-        ]
-        if OVERRIDES in verb.takes:
-            commands += [[verb.name, *subject, f"{key}={URL}"] for key in KEYS]
-            commands.append([verb.name, *subject, "data=files", f"data.files=[{URL}]"])
-    return commands
-
-
-@pytest.mark.slow
-def test_a_url_is_refused_wherever_a_path_is_taken_masked_and_without_a_folder(folder, counted):
-    commands = commands_with_a_url()
-    for command in commands:
-        done = answer(command)
-        assert done.status == CONFIG and len(done.error) == 3, (command, done.said)
-        assert "hunter22" not in done.said, command
-        assert not list(folder.iterdir()), command
-    counted(f"{len(commands)} commands with a URL refused")
 
 
 @pytest.mark.parametrize(
