@@ -54,8 +54,7 @@ class Verb:
         lines = [self.summary, ""]
         for command, meaning in self.examples:
             lines.append(f"  nexus-ablate {command}")
-            if meaning:
-                lines.append(f"      {meaning}")
+            lines += textwrap.wrap(meaning, 80, initial_indent=" " * 6, subsequent_indent=" " * 6)
         usage = f"nexus-ablate {self.name} {self.takes}".rstrip()
         if self.flags:
             usage += " [flags]"
