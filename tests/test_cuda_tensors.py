@@ -98,7 +98,7 @@ def test_a_probe_multiplies_in_the_precision_of_the_run_and_maps_attention_in_fl
             with torch.device("cuda"):
                 model = GPT(config, 256).eval()
             step = Step(config, model, 2, lambda number: ROWS)
-            core, linear = model.blocks[0].attn.core, model.blocks[0].attn.query
+            core, linear = model.blocks[0].attn.core, model.blocks[0].attn.out
             linear.register_forward_hook(lambda module, inputs, output: results.update(product=output.dtype))
             scores = core.scores
             core.scores = lambda *x: results.setdefault("map", scores(*x))

@@ -472,12 +472,14 @@ def test_auto_compiles_long_runs_and_on_a_cpu_only_where_a_compiler_is(monkeypat
     assert pays("cuda", 800, 2.4e13, name="NVIDIA A100", **gpt2), "a slower GPU has more to save"
     assert pays("cuda", 3000, 1e9) and not pays("cuda", 2000, 1e9), "a small model launches kernels all the time"
     assert pays("cuda", 2000, 1e9, train__grad_accum=4)
-    monkeypatch.setattr(choices, "cxx_compiler", lambda: "g++")
-    assert pays("cpu", 1, choices.COMPILE_FLOPS)
-    assert not pays("cpu", 10, choices.COMPILE_FLOPS / 20)
-    monkeypatch.setattr(choices, "cxx_compiler", lambda: "")
-    assert not pays("cpu", 1, choices.COMPILE_FLOPS)
     assert not pays("mps", 10**9, 1e20)
+    monkeypatch.setattr(device, "cxx_compiler", lambda: "g++")
+    for model, compiles in {"femto": False, "pico": True, "nano": True}.items():
+        assert pays("cpu", 1, 1, model=model) == compiles
+        assert pays("cpu", 1, 1, model=model, norm="layer", ffn="gelu", mixer="gated_delta") == compiles, "as every arm"
+    assert not pays("cpu", 1, 1, train__steps=100) and pays("cpu", 1, 1, model="femto", train__flops=2e12)
+    monkeypatch.setattr(device, "cxx_compiler", lambda: "")
+    assert not pays("cpu", 1, 1)
 
 
 @pytest.mark.parametrize(("requested", "mode"), [("on", None), ("graphs", "reduce-overhead")])
@@ -489,15 +491,15 @@ def test_graphs_asks_the_compiler_for_cuda_graphs_and_marks_each_forward_pass(ti
     stepper = Step(config, build_model(config).train(), 3, lambda number: batch)
     stepper.compile(batch)
     stepper.take(0, batch)
-    assert asked_for == [mode, mode] and len(marked) == (2 if requested == "graphs" else 0)
+    assert asked_for == [mode] and len(marked) == (2 if requested == "graphs" else 0)
 
 
-def test_a_default_run_is_not_compiled_and_one_of_hours_is():
+def test_a_default_run_is_compiled_where_a_compiler_is_and_a_short_one_is_not():
     compiled = []
-    for length in ([], ["train.steps=1000000"]):
+    for length in ([], ["train.steps=100"]):
         config = compose(["data=stdlib", "data.tokenizer=bytes", "train.device=cpu", *length])
         compiled.append(Step(config, build_model(config), steps_of(config, 256), lambda n: None).compiled)
-    assert compiled == [False, bool(device.cxx_compiler())]
+    assert compiled == [bool(device.cxx_compiler()), False]
 
 
 def test_a_run_that_auto_cannot_compile_says_so_and_is_the_uncompiled_run(tiny_run, tmp_path, monkeypatch, capsys):

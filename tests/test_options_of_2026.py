@@ -157,6 +157,22 @@ def test_the_heads_of_exclusive_attention_have_nothing_along_their_own_values(ti
     assert out.abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("gate", ["norm", "elementwise"])
+def test_exclusive_attention_warns_of_a_norm_that_magnifies_rounding_errors(tiny, gate):
+    def first_token(*overrides):
+        """The input of the output projection at the first token, whose only value is its own, and the notes."""
+        config = tiny("mixer=exclusive", *overrides)
+        model, seen = build_model(config, 11), []
+        model.blocks[1].attn.out.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0][:, 0]))
+        model(TOKENS)
+        return float(seen[0].detach().abs().max()), config.resolved.notes
+
+    (plain, quiet), (gated, notes) = first_token(), first_token(f"gate={gate}")
+    assert 0 < plain < 1e-6 and not quiet
+    warned = any(note.startswith("mixer=exclusive with gate=norm: the first token's heads are 0") for note in notes)
+    assert warned == (gate == "norm") == (gated > 100 * plain)
+
+
 # ------------------------------------------------------------------------------------------------- embedding skips
 
 

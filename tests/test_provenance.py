@@ -20,7 +20,7 @@ from nexus_ablate.config.compose import compose
 from nexus_ablate.config.plugins import VARIABLE, add_plugins
 from nexus_ablate.launch.launch import plan
 from nexus_ablate.launch.worker import Task
-from nexus_ablate.provenance import COMPUTES_NOTHING, PACKAGE, computes, differ, source_hashes, text_hash
+from nexus_ablate.provenance import COMPUTES_NOTHING, PACKAGE, computes, differ, source_hash, source_hashes, text_hash
 from nexus_ablate.runs import find_runs, read_run
 from nexus_ablate.study.definition import read_study
 from nexus_ablate.training.session import train
@@ -117,7 +117,7 @@ def test_every_module_that_a_training_loads_is_hashed_or_set_aside_with_a_reason
     assert "cli/train.py" in aside
     core = {name for name in aside if name.split("/")[0] in ("axes", "data", "measure", "training")}
     described = {"measure/measures.py", "measure/regime.py", "training/display.py", "training/run_facts.py"}
-    assert core == described | {"training/signals.py"}
+    assert core == described | {"training/nonfinite.py", "training/refusals.py", "training/signals.py"}
     # What is hashed without being loaded would make runs unlike for nothing.
     assert {name for name in recorded - loaded if not any(name.startswith(part) for part in NOT_LOADED)} == set()
     assert env["source"] == source_hashes()
@@ -131,6 +131,35 @@ def test_what_is_set_aside_exists_and_says_why():
     for name, reason in COMPUTES_NOTHING.items():
         assert (PACKAGE / name).is_dir() == name.endswith("/") and (PACKAGE / name).exists(), name
         assert len(reason.split()) > 2
+
+
+@pytest.mark.parametrize(
+    ("file", "before", "after", "counts"),
+    [
+        ("config/overrides.py", '"the key already exists"', '"this key exists"', False),
+        ("config/override_syntax.py", '"this override cannot be read"', '"what does this override mean?"', False),
+        ("config/rules.py", '"kv_bias": ("off",),', '"kv_bias": ("off", "key"),', False),
+        ("config/groups.py", "set(option_files(group))", "{*option_files(group)}", False),
+        ("config/compose.py", "comes after it", "follows it", False),
+        ("training/refusals.py", "does not fit in memory", "needs more memory", False),
+        ("training/nonfinite.py", '"the parameter {name}"', '"a parameter, {name}"', False),
+        ("gpus.py", "timeout=20", "timeout=30", False),
+        ("masking.py", 'HIDDEN = "<secret>"', 'HIDDEN = "***"', False),
+        ("config/resolve.py", "TOKENS_PER_PARAMETER = 20", "TOKENS_PER_PARAMETER = 21", True),
+        ("config/spelling.py", "BYTES = 256", "BYTES = 257", True),
+        ("config/grammar.py", "return float(number)", "return float(number + 1)", True),
+        ("training/start.py", "model.constrain()", "model.eval()", True),
+        ("training/distributed.py", "shared[:-1] / self.size", "shared[:-1]", True),
+        ("training/choices.py", "COMPILE_SAVES = 0.4", "COMPILE_SAVES = 0.5", True),
+        ("kernels/normuon.py", "RMS = 0.2", "RMS = 0.3", True),
+    ],
+)
+def test_editing_a_suggestion_leaves_the_identity_and_editing_what_computes_does_not(
+    checkout, file, before, after, counts
+):
+    known = source_hash()
+    checkout.edit(f"nexus_ablate/{file}", before, after)
+    assert (source_hash() != known) == counts
 
 
 # -------------------------------------------------------------------------------------- asked for again, by other code

@@ -149,7 +149,7 @@ def _columns(text: str) -> dict[str, str]:
 
 def _evaluations(text: str) -> list[str]:
     """Evaluations, `streaming,quantization:group:16`."""
-    from nexus_ablate.config.options import evaluation_name, evaluation_of
+    from nexus_ablate.config.evaluations import evaluation_name, evaluation_of
 
     names = [evaluation_name(evaluation_of(item)) for item in comma_separated(text)]
     if not names:

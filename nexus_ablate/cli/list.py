@@ -11,10 +11,11 @@ from typing import Any
 
 from nexus_ablate.cli.flags import JSON, Flags
 from nexus_ablate.cli.verb import Verb
+from nexus_ablate.config.evaluations import evaluation_value
 from nexus_ablate.config.foreign_words import meaning
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.groups import choices_of, keys_of_file
-from nexus_ablate.config.options import Key, OptionFile, conf_dir, conf_yaml, evaluation_value, option_files
+from nexus_ablate.config.options import Key, OptionFile, conf_dir, conf_yaml, option_files
 from nexus_ablate.config.run_config import CLOSED_GROUPS, OPTION_GROUPS
 from nexus_ablate.errors import OK, unknown
 from nexus_ablate.measure.measures import MEASURES
