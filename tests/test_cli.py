@@ -28,12 +28,6 @@ def test_a_mistake_is_three_lines_and_status_2_and_makes_no_directory(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["list", "--help"], ["show", "--help"]])
-def test_help_shows_examples(arguments, capsys):
-    assert main(arguments) == 0
-    assert "nexus-ablate" in capsys.readouterr().out
-
-
 def test_list_names_every_option_and_is_json_on_request(capsys):
     assert main(["list", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)

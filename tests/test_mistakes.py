@@ -49,11 +49,8 @@ def test_a_project_that_w_and_b_refuses_is_named_before_anything_is_trained(caps
     ("command", "fix"),
     [
         ("bias=On", "bias=on"),
-        ("optim.lr=0,003", "optim.lr=0.003"),
         ("optim.lr=1,2e-3", "optim.lr=1.2e-3"),
-        ("weight_decay=0,1", "weight_decay=0.1"),
         ("weight_decay=0,01", "weight_decay=0.01"),
-        ("norm@placement=layer", "norm=layer"),
         ("bias=yes", "bias=on"),
         ("sink_token=1", "sink_token=on"),
         ("optim.clip=OFF", "optim.clip=off"),
@@ -163,7 +160,6 @@ def test_a_command_line_that_cannot_be_run_is_three_lines_and_makes_nothing(comm
         ("bench norm model.d_model=abc", "model.d_model takes int"),
         ("bench attention=additive train.device=cuda:7", "try: position=alibi"),
         ("explain --jsno", "try: --json"),
-        ("explain norm=rmss", "try: norm=rms"),
         ("doctor --fix", "doctor has no flag of this name"),
         ("doctor a b", "doctor takes one directory"),
         ("--html x.html compare runs", "try: nexus-ablate compare --html x.html runs"),
@@ -180,9 +176,6 @@ def test_a_command_line_that_cannot_be_run_is_three_lines_and_makes_nothing(comm
         ("compare nowhere", "this directory does not exist"),
         ("status nosuch", "this directory does not exist"),
         ("status --wach", "try: --watch"),
-        ("norm=rmss", "try: norm=rms"),
-        ("nrom=rms", "try: norm=rms"),
-        ("norm.epz=1", "try: norm.eps=1"),
         ("+x=1", "try: nexus-ablate list"),
         ("d_ff_ratio=-1", "try: d_ff_ratio=auto"),
         ("model.n_heads=3", "try: model.n_heads=2"),
@@ -190,9 +183,7 @@ def test_a_command_line_that_cannot_be_run_is_three_lines_and_makes_nothing(comm
         ("data=files", "try: data.files=[my.txt]"),
         ("data=files data.files=[nosuch.txt]", "names a file that does not exist"),
         ("--nonsense", "try: nexus-ablate train --help"),
-        ("shwo x", "try: nexus-ablate show"),
         ("norm=rms --launcher joblib", "try: nexus-ablate -m seed=0,1,2 --launcher"),
-        ("plan mine vary.nrom=layer,rms", "try: vary.norm=layer,rms"),
         ("plan mine vary.norm=rms,layr", "try: vary.norm=rms,layer"),
         ("-m norm=rms,rmss", "try: norm=rms"),
         ("-m norm=derf,rms norm.shift=x", "try: norm.shift=0"),
@@ -318,6 +309,7 @@ ANSWERS = [
     ("compare norms --latex", "compare has no flag of this name", "--md -"),
     ("sample last again", "sample takes one run", "nexus-ablate sample last"),
     ("--lr=1e-3 --seed=3", DASHES, "optim.lr=1e-3 seed=3"),
+    ("--seed 0,1", DASHES, "nexus-ablate -m seed=0,1"),
 ]
 """What is typed, what the problem says, and the last line of the answer."""
 

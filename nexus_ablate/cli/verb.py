@@ -165,7 +165,9 @@ class Verb:
         is_flag = did_you_mean(key, [flag.lstrip("-") for flag in flags])
         if value and OVERRIDES in self.takes and (key in keys or meaning(typed) or not is_flag):
             problem = f"{self.name} has no such flag; an option is typed {OVERRIDES}, without dashes"
-            return unknown_word(problem, typed, key, keys, f"{{}}={value}", help_command, self.name)
+            is_sweep = self.name == "train" and "," in value and not value.startswith("[")
+            form = f"nexus-ablate -m {{}}={value}" if is_sweep else f"{{}}={value}"
+            return unknown_word(problem, typed, key, keys, form, help_command, self.name)
         form = f"{{}}{typed.removeprefix(name)}" if value else "{}"
         return unknown_word(f"{self.name} has no flag of this name", typed, name, flags, form, help_command, self.name)
 
