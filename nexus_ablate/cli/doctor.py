@@ -6,7 +6,6 @@ present or absent, and never shown.
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 import subprocess
@@ -27,7 +26,7 @@ VERB = Verb(
     "what is ready on this machine, and how to fix what is not",
     "[RUNS_DIR]",
     (
-        ("doctor", "Python, packages, device, disk, W&B, launchers, SLURM"),
+        ("doctor", "packages, device, disk, W&B, launchers, SLURM"),
         ("doctor /scratch/runs", "another folder for the runs"),
         ("doctor /scratch/runs --submit", "a one-second SLURM job checks whether the nodes see it"),
     ),
@@ -97,14 +96,10 @@ def checks(runs_dir: Path, submit: bool = False) -> Iterator[MachineCheck]:
         submit: Whether to let a SLURM job look for a file in `runs_dir`.
     """
     from nexus_ablate.data.cache import default_cache_dir
-    from nexus_ablate.training.device import IdleCores, cxx_compiler
+    from nexus_ablate.training.device import cxx_compiler
 
-    python = (3, 11) <= sys.version_info < (3, 14)
-    fix = "" if python else "Python 3.11, 3.12 or 3.13"
-    yield MachineCheck("python", python, platform.python_version(), fix, need=True)
     yield from packages()
     yield device()
-    yield MachineCheck("cores", True, f"{IdleCores.cores()} of {os.cpu_count()} for a process")
     yield directory("runs", runs_dir, "runs_dir=DIR")
     yield directory("cache", default_cache_dir(), "NEXUS_ABLATE_CACHE=DIR")
     yield wandb()
@@ -137,7 +132,8 @@ def packages() -> Iterator[MachineCheck]:
             fix = f"pip install '{each.name}{each.specifier}'"
             yield MachineCheck(each.name, False, version or "not installed", fix, need=True)
     if fit:
-        yield MachineCheck("packages", True, f"within their bounds, torch {_version('torch')}", need=True)
+        detail = f"within their bounds, torch {_version('torch')}, Python {platform.python_version()}"
+        yield MachineCheck("packages", True, detail, need=True)
 
 
 def device() -> MachineCheck:
