@@ -120,6 +120,10 @@ def _run(arguments: list[str]) -> int:
 
         print(__version__)
         return errors.OK
+    cache = os.environ.get("NEXUS_ABLATE_CACHE", "")
+    if "://" in cache:
+        fix = "unset NEXUS_ABLATE_CACHE, or mount what it names"
+        raise errors.ConfigError("the cache is a folder on this machine, not a URL", cache, fix)
     module = verb_module(arguments.pop(0) if arguments[0] in verb_names() else "train")
     if {"-h", "--help"} & set(arguments):
         print(module.VERB.help(), end="")
