@@ -83,6 +83,7 @@ def desk(tmp_path, monkeypatch):
         progress.statuses |= {job.path: 0 for job in jobs}
         return ""
 
+    monkeypatch.setattr("nexus_ablate.cli.bench.SECONDS", 0.1)
     monkeypatch.setattr(session, "train", lambda *_, **__: session.Outcome(0, tmp_path, {"val_loss": 1.0}))
     monkeypatch.setattr(LocalPool, "run", run)
     monkeypatch.setattr(Slurm, "check", lambda _: None)
@@ -116,7 +117,7 @@ def test_the_page_of_the_command_line_shows_every_verb():
 
 
 def test_every_flag_that_a_page_names_is_one_of_a_verb():
-    flags = {flag.name for verb in all_verbs() for flag in verb.flags} | {"--plugin"}
+    flags = {name for verb in all_verbs() for flag in verb.flags for name in (flag.name, *flag.keys)} | {"--plugin"}
     named = {flag for page in PAGES for flag in re.findall(r"`(--[a-z][a-z-]*)", page.read_text())}
     assert named - flags == set()
 
@@ -130,9 +131,9 @@ COMMANDS = [pytest.param(c, marks=pytest.mark.slow) if LONG.search(c) else c for
 def test_a_command_of_the_documentation_runs(command, desk, capsys, monkeypatch, tmp_path):
     # Hydra's launchers are plugins that a user installs; the runs are the same
     command = re.sub(r" (--launcher (joblib|ray)|\+?hydra[/.]launcher[=.]\S+)", "", command)
-    words = shlex.split(command.replace("--seconds 20", ""))[1:]
+    words = shlex.split(command)[1:]
     if words[0] == "bench":
-        words += ["--only", "rms,layer"] * (words[1] == "norm") + ["--seconds", "0.1"]
+        words[1] = words[1].replace("norm", "norm=rms,layer")
     with_what_it_needs(words, tmp_path)
     if {"sync", "dashboard", "--wandb"} & set(words):
         with serving_alone(tmp_path, monkeypatch):

@@ -200,22 +200,6 @@ def test_help_fits_into_eighty_columns(capsys, name):
 
 
 @pytest.mark.slow
-def test_each_job_of_a_multirun_has_its_number_arm_and_seed_and_the_end_ranks_the_arms(
-    tiny_run, tmp_path, capfd, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
-    assert main(["-m", *tiny_run("train.steps=4", "train.eval_every=2"), "norm=rms,layer", "seed=0,1"]) == 0
-    lines = capfd.readouterr().err.splitlines()
-    for number, seed in ((2, 0), (4, 1)):
-        assert any(line.startswith(f"job {number}/4  norm=layer  seed {seed}  val loss ") for line in lines)
-    ranking = lines.index(next(line for line in lines if line.startswith("arm ")))
-    assert {line.split()[0] for line in lines[ranking + 1 : ranking + 3]} == {"baseline", "norm=layer"}
-    assert any(line.startswith("4 of 4 runs finished") for line in lines)
-    assert any(line.startswith("next  nexus-ablate compare ") for line in lines)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("swept", ["norm=layer,batch", "norm=layer,rms"])
 def test_the_last_line_of_a_multirun_compares_its_arms_even_if_none_is_the_default(
     tiny_run, tmp_path, capfd, monkeypatch, swept

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shlex import quote
@@ -23,12 +24,22 @@ def check_target(flag: str, path: Path, endings: Sequence[str]) -> None:
     if endings and path.suffix not in endings:
         fix = f"{flag} {quote((path.stem[:100] or 'picture') + endings[0])}"
         raise ConfigError(f"{flag} takes a file that ends in {', '.join(endings)}", str(path), fix)
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        if not path.parent.is_dir():
+            folder = str(path.parent)
+            problem, fix = f"{flag} names a folder that does not exist", f"mkdir -p {quote(folder)}"
+            raise ConfigError(problem, folder, fix) from None
+        if not os.access(path.parent, os.W_OK):
+            problem = f"{flag} names a folder that you may not write to"
+            raise ConfigError(problem, str(path.parent), f"{flag} {quote(path.name)}") from None
+    except OSError as error:
+        shorter = f"{flag} {quote((path.stem[:40] or 'report') + path.suffix[:10])}"
+        raise ConfigError(f"{flag} names a file that cannot be written: {error.strerror}", str(path), shorter) from None
     if path.is_dir():
         fix = f"{flag} {quote(str(path / 'NAME'))}"
         raise ConfigError(f"{flag} takes a file, but this is a directory", str(path), fix)
-    if not path.parent.is_dir():
-        folder = str(path.parent)
-        raise ConfigError(f"{flag} names a folder that does not exist", folder, f"mkdir -p {quote(folder)}")
 
 
 def check_outputs(outputs: Mapping[str, Path], force: bool) -> None:
