@@ -283,11 +283,11 @@ def folder(requested):
 
 
 def test_what_slurm_is_asked_for(tiny_run, fake_slurm):
-    backend = Slurm("gpu", time=30, mem_gb=3, cpus=2, parallel=5, sbatch={"account": "mine"})
+    backend = Slurm(time=30, mem_gb=3, cpus=2, parallel=5, sbatch={"partition": "gpu", "account": "mine"})
     backend.check()
     assert launch(*study(tiny_run, "seeds=0,1"), backend) == 0
     lines = {line for line in fake_slurm.scripts.read_text().splitlines() if line.startswith("#SBATCH")}
-    for setting in ("partition=gpu", "gres=gpu:1", "time=30", "mem=3GB", "cpus-per-task=2", "account=mine"):
+    for setting in ("partition=gpu", "time=30", "mem=3G", "cpus-per-task=2", "account=mine"):
         assert f"#SBATCH --{setting}" in lines
     assert "#SBATCH --array=0-3%4" in lines
     assert "#SBATCH --signal=USR2@120" in lines
@@ -610,6 +610,8 @@ def test_a_submitted_study_outlives_preemption_cancelling_and_a_failure(cluster,
 )
 def test_jobs_that_leak_and_fail_leave_no_secret_in_any_file(cluster, tiny_run, tmp_path, monkeypatch, begins):
     monkeypatch.setenv(PLUGINS, "")
+    monkeypatch.setenv("LEAK_BELOW_PYTHON", "1")
+    monkeypatch.setenv("LEAK_ENDS_BY", "SystemExit")
     for name, secret in ENVIRONMENT.items():
         monkeypatch.setenv(name, secret)  # SLURM gives it to the jobs
     plugin = ["--plugin", str(write_leaking_plugin(tmp_path / "leaks"))]
@@ -625,7 +627,7 @@ def test_jobs_that_leak_and_fail_leave_no_secret_in_any_file(cluster, tiny_run, 
     assert "finished" in printed
     assert traces(tmp_path / "runs", done.stdout + done.stderr + typed.stdout + typed.stderr + printed) == []
     logs = [path.read_text() for path in (tmp_path / "runs").rglob("*_log.out")]
-    assert len(logs) == 2 and all("printed <secret>" in log for log in logs)
+    assert len(logs) == 2 and all("printed <secret>" in log and "child <secret>" in log for log in logs)
 
     monkeypatch.setenv("PYTHONPATH", f"{write_control(tmp_path / 'control')}:{os.environ['PYTHONPATH']}")
     cluster.nexus(*plugin, *words, f"runs_dir={tmp_path / 'unmasked'}", *SUBMIT)

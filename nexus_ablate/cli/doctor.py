@@ -223,7 +223,7 @@ def slurm(runs_dir: Path, submit: bool) -> Iterator[MachineCheck]:
         fix = "studies run on this machine; or log in to a cluster"
         yield MachineCheck("SLURM", False, f"no {', '.join(absent)} here", fix)
         return
-    command = ["sinfo", "--noheader", "--format=%R (%D nodes, %G, %a)"]
+    command = ["sinfo", "--noheader", "--format=%R (%D nodes, %c cores and %m MB each, %G, %a)"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
         partitions = done.stdout.splitlines()
@@ -242,7 +242,10 @@ def shared(runs_dir: Path) -> MachineCheck:
     path = _existing(runs_dir)
     job = ["srun", "--ntasks=1", "--time=1", "--mem=100", "--immediate=60", "test", "-e"]
     with tempfile.NamedTemporaryFile(dir=path, prefix=".doctor") as file:
-        done = subprocess.run([*job, file.name], capture_output=True, text=True, timeout=120, check=False)
+        try:
+            done = subprocess.run([*job, file.name], capture_output=True, text=True, timeout=120, check=False)
+        except subprocess.TimeoutExpired:
+            return MachineCheck("runs on nodes", False, "srun does not answer", "is SLURM's controller running?")
     if done.returncode == 0:
         return MachineCheck("runs on nodes", True, f"a job saw a file in {path}")
     why = (done.stderr.strip().splitlines() or ["it is not there"])[0]

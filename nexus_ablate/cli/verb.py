@@ -25,6 +25,7 @@ class Flag:
         read: Converts the text to the value; raises ConfigError.
         repeated: Whether it may be given several times; its value is then a list.
         short: A short name, such as `-m`.
+        keys: Further names: `--qos high` is this flag with `qos=high`.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Flag:
     read: Callable[[str], Any] = str
     repeated: bool = False
     short: str = ""
+    keys: tuple[str, ...] = ()
 
     @property
     def usage(self) -> str:
@@ -153,7 +155,7 @@ class Verb:
     def _read_flag(self, argument: str, rest: list[str]) -> tuple[Flag, str]:
         """The flag that an argument names, and the text of its value: after `=`, or taken from `rest`."""
         name, equals, text = argument.partition("=")
-        flag = next((flag for flag in self.flags if name in (flag.name, flag.short)), None)
+        flag = next((flag for flag in self.flags if name in (flag.name, flag.short, *flag.keys)), None)
         if flag is None:
             raise self._unknown_flag(argument, rest)
         if equals and not flag.takes:
@@ -163,8 +165,9 @@ class Verb:
         if flag.takes and not equals and is_value:
             text = rest.pop(0)
         if flag.takes and not text and not may_be_left_out:
-            raise ConfigError(f"{flag.name} needs a value", argument, flag.example)
-        return flag, text
+            example = f"{name} ..." if name in flag.keys else flag.example
+            raise ConfigError(f"{name} needs a value", argument, example)
+        return flag, f"{name}={text}" if name in flag.keys else text
 
     def _example(self) -> str:
         """A command line that works here; for want of a directory what lists them, or a study to begin with."""
@@ -188,7 +191,7 @@ class Verb:
             others = [word for word in rest if word != verb]
             fix = shlex.join(["nexus-ablate", verb, argument, *others])
             return ConfigError("the verb stands before its flags", f"{argument} before {verb}", fix)
-        flags = [flag.name for flag in self.flags] + ["--help"]
+        flags = [name for flag in self.flags for name in (flag.name, *flag.keys)] + ["--help"]
         key, keys, help_command = name.lstrip("-"), default_keys(), f"nexus-ablate {self.name} --help"
         is_flag = did_you_mean(key, [flag.lstrip("-") for flag in flags])
         if value and OVERRIDES in self.takes and (key in keys or not is_flag):

@@ -43,7 +43,8 @@ class Entry:
 
     @property
     def is_live(self) -> bool:
-        return bool(self.state) and self.state not in ENDED
+        """Whether it waits or runs. One that is COMPLETING has ended; on a dead node it stays so for ever."""
+        return self.state not in ("", "COMPLETING", *ENDED)
 
     @property
     def has_crashed(self) -> bool:

@@ -61,7 +61,9 @@ class Upload:
         self._run = begin(settings, config)
         self.url = self._run.url or ""
         self.before = self.sent = 0
-        atomic_write_json(file, asdict(WandbRun(place.id, place.project, self._run.entity or place.entity, self.url)))
+        # `wandb agent` sets id, project and entity in spite of the settings.
+        entity = self._run.entity or place.entity
+        atomic_write_json(file, asdict(WandbRun(self._run.id, self._run.project, entity, self.url)))
         self._run.define_metric("*", step_metric=X_AXIS)
         self._read = 0  # bytes of metrics.jsonl that have been read
         self._next = self._run.starting_step  # the first step that W&B does not have
