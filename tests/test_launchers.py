@@ -18,7 +18,7 @@ from nexus_ablate import errors
 from nexus_ablate.cli import main
 from nexus_ablate.config.compose import compose
 from nexus_ablate.launch import hydra, local
-from nexus_ablate.launch.worker import JobResult
+from nexus_ablate.launch.jobs import JobResult
 from nexus_ablate.runs import find_runs, read_run
 from tests.test_study_queue import nexus, rows, start
 from tests.trial_norm import BAD, WORDS, write_plugin
@@ -232,7 +232,7 @@ def test_a_worker_of_a_launcher_is_killed_and_the_same_command_resumes_its_run(t
 def test_a_run_that_its_launcher_could_not_start_says_why():
     from hydra.core.utils import JobReturn, JobStatus
 
-    job = SimpleNamespace(state=lambda: ("missing", ""), exit_status=errors.PREEMPTED)
+    job = SimpleNamespace(state=lambda: ("missing", ""), result=lambda: JobResult(errors.PREEMPTED))
     failed = JobReturn(status=JobStatus.FAILED)
     failed.return_value = ValueError("no such node")
     result = hydra.result_from(job, failed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -12,21 +11,20 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from nexus_ablate import errors
-from nexus_ablate.config.compose import compose
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.options import Option
 from nexus_ablate.config.rules import check_vocabulary
-from nexus_ablate.console import nearer, several
+from nexus_ablate.console import nearer
 from nexus_ablate.data import prepare
 from nexus_ablate.errors import ConfigError
-from nexus_ablate.launch.arms import Configs, resolve
+from nexus_ablate.launch.arm_configs import Configs, resolve
+from nexus_ablate.launch.job_progress import JobProgress
 from nexus_ablate.launch.jobs import Job, another_name, jobs, missing, refuse_other_runs
-from nexus_ablate.launch.progress import JobProgress
-from nexus_ablate.launch.worker import JobResult
+from nexus_ablate.launch.states import RUN_LIST
 from nexus_ablate.masking import mask
 from nexus_ablate.measure.regime import check_passes
 from nexus_ablate.provenance import source_hash
-from nexus_ablate.runs import make_directory
+from nexus_ablate.runs import atomic_write_text, make_directory
 from nexus_ablate.runs.files import remove_empty, storage
 from nexus_ablate.runs.lookup import DEFAULT
 from nexus_ablate.runs.ownership import release, take_lock
@@ -34,7 +32,6 @@ from nexus_ablate.study.arm_overrides import key_of
 from nexus_ablate.study.definition import runs_dir_of, settings_of
 from nexus_ablate.study.record import load, save
 from nexus_ablate.study.study import Study, encode
-from nexus_ablate.training.session import other_arithmetic
 
 NOT_FIXED = ("source", "configs", "equal", "added_seeds")
 """Keys of study.yaml that a later launch may change, or that follow from others."""
@@ -90,13 +87,14 @@ def launch(
     settings = [plan(setting, launch_overrides, add_seeds) for setting in settings_of(study)]
     for planned in settings:
         prepare_data(planned)
-    fixed = [_fixed(planned) for planned in settings]
+    for planned in settings:
+        _fix(planned)
     place = settings[0].folder.with_name(study.name)
     name = shlex.quote(study.name if place.parent == DEFAULT else nearer(place))
     statuses = []
-    for planned in fixed:
-        is_last = planned is fixed[-1]
-        statuses.append(_run(planned, launch_overrides, backend, retry_failed, seeds, name if is_last else ""))
+    for planned in settings:
+        is_last = planned is settings[-1]
+        statuses.append(_run(planned, backend, retry_failed, seeds, name if is_last else ""))
         if statuses[-1] == errors.PREEMPTED:
             return errors.PREEMPTED
     return next(filter(None, statuses), errors.OK)
@@ -212,8 +210,8 @@ def prepare_data(planned: Planned) -> None:
                 check_vocabulary(config, text.vocab_size)
 
 
-def _fixed(planned: Planned) -> Planned:
-    """Write study.yaml, or check that another launch has not written another study since.
+def _fix(planned: Planned) -> None:
+    """Write study.yaml and the list of runs, or check that another launch has not written another study since.
 
     Raises:
         UserError: It has, or the disk refuses.
@@ -224,7 +222,8 @@ def _fixed(planned: Planned) -> Planned:
             refuse_change(launched, planned.study)
         if launched != planned.study:
             save(planned.study, planned.folder)
-    return planned
+        runs = "".join(f"{job.path.relative_to(planned.folder)}\n" for job in planned.jobs)
+        atomic_write_text(planned.folder / RUN_LIST, runs)
 
 
 @contextmanager
@@ -250,7 +249,6 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _run(
     planned: Planned,
-    launch_overrides: Sequence[str],
     backend: Backend,
     retry_failed: bool,
     seeds: Collection[int],
@@ -268,26 +266,11 @@ def _run(
     for title, reason in study.refused.items():
         progress.say(f"  {title} is refused: {reason}")
     waiting = missing(chosen, retry_failed)
-    ended = [job for job in chosen if job not in waiting]
-    for job in ended:
-        progress.already_ended(job, JobResult(job.exit_status, job.state()[1]))
-    _say_of_other_arithmetic(ended, launch_overrides, progress)
-    stopped = ""
-    while waiting and not stopped:
-        for job in waiting:
-            progress.statuses[job.path] = errors.PREEMPTED
-        stopped = backend.run(waiting, progress)
-        waiting = [job for job in missing(chosen, retry_failed) if job.path not in progress.statuses]
-    progress.end(stopped, chosen, compare)
+    for job in chosen:
+        if job not in waiting:
+            progress.already_ended(job, job.result())
+    for job in waiting:
+        progress.statuses[job.path] = errors.PREEMPTED
+    stopped = backend.run(waiting, progress) if waiting else ""
+    progress.end(stopped, compare)
     return errors.PREEMPTED if stopped else progress.status
-
-
-def _say_of_other_arithmetic(ended: list[Job], launch_overrides: Sequence[str], progress: JobProgress) -> None:
-    """Say which finished runs are kept although this launch asks for another device or for compiled steps."""
-    if not any(key_of(text) in ("train.device", "train.compile") for text in launch_overrides):
-        return
-    unlike = Counter(", ".join(other_arithmetic(compose(job.overrides), job.path)) for job in ended)
-    for what, number in unlike.items():
-        if what:
-            kept = f"{several(number, 'finished run')} trained with {what} than requested, and kept"
-            progress.say(f"{kept}; a study of another name trains them as requested")

@@ -20,9 +20,9 @@ from nexus_ablate import errors
 from nexus_ablate.console import several
 from nexus_ablate.errors import AlreadyRunning
 from nexus_ablate.gpus import gpu_of_worker, visible_gpus
-from nexus_ablate.launch.jobs import Job
-from nexus_ablate.launch.progress import JobProgress
-from nexus_ablate.launch.worker import JobResult, Task, reset_peak_memory, work
+from nexus_ablate.launch.job_progress import JobProgress
+from nexus_ablate.launch.jobs import Job, JobResult
+from nexus_ablate.launch.worker import Task, reset_peak_memory, work
 from nexus_ablate.masking import mask
 from nexus_ablate.runs import append_log, atomic_write_json, has_status, make_directory, read_status
 from nexus_ablate.runs.files import storage
@@ -212,7 +212,7 @@ class LocalPool:
             finally:
                 idle.put(worker)
 
-        with StopRequest() as stop, progress.live(), ThreadPoolExecutor(places.workers) as threads:
+        with StopRequest() as stop, ThreadPoolExecutor(places.workers) as threads:
             try:
                 elsewhere = _report({threads.submit(train, job): job for job in jobs}, progress, errors.ALIVE)
                 _report({threads.submit(train, job): job for job in elsewhere}, progress)
@@ -230,8 +230,6 @@ def _report(futures: dict[Future[JobResult | None], Job], progress: JobProgress,
     while futures:
         done, _ = wait(futures, POLL_SECONDS, FIRST_COMPLETED)
         for future, job in list(futures.items()):
-            if future.running():
-                progress.began(job)
             if future not in done:
                 continue
             del futures[future]
@@ -240,7 +238,6 @@ def _report(futures: dict[Future[JobResult | None], Job], progress: JobProgress,
                 kept.append(job)
             elif result is not None:
                 progress.ended(job, result)
-        progress.tick()
     return kept
 
 

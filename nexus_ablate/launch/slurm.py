@@ -17,12 +17,12 @@ from typing import Any
 from nexus_ablate import errors
 from nexus_ablate.errors import ConfigError, require_module
 from nexus_ablate.launch import slurm_queue
-from nexus_ablate.launch.jobs import Job
+from nexus_ablate.launch.job_progress import JobProgress
+from nexus_ablate.launch.jobs import Job, JobResult
 from nexus_ablate.launch.local import mark_failed
-from nexus_ablate.launch.progress import JobProgress
 from nexus_ablate.launch.slurm_job import REQUEUES, SlurmTask, announcement
 from nexus_ablate.launch.slurm_queue import FOLDER, ask_slurm, entries_of, no_answer
-from nexus_ablate.launch.worker import JobResult, Task
+from nexus_ablate.launch.worker import Task
 from nexus_ablate.masking import mask
 from nexus_ablate.provenance import git_state, source_hash
 from nexus_ablate.runs import atomic_write_json, make_directory

@@ -17,8 +17,9 @@ from typing import Any
 
 from nexus_ablate import errors
 from nexus_ablate.errors import AGAIN, Preempted, UserError
+from nexus_ablate.launch.jobs import JobResult
 from nexus_ablate.launch.slurm_queue import ask_slurm
-from nexus_ablate.launch.worker import JobResult, Task, result_of
+from nexus_ablate.launch.worker import Task, result_of
 from nexus_ablate.masking import masked_output
 from nexus_ablate.runs import atomic_write_json
 from nexus_ablate.runs.ownership import now

@@ -17,28 +17,11 @@ from typing import Any
 from nexus_ablate import errors
 from nexus_ablate.config.plugins import VARIABLE as PLUGINS
 from nexus_ablate.errors import AGAIN, ConfigError
-from nexus_ablate.launch.jobs import Job
+from nexus_ablate.launch.jobs import Job, JobResult
 from nexus_ablate.masking import masked_output
 from nexus_ablate.provenance import source_hash
 from nexus_ablate.runs.lookup import id_of
 from nexus_ablate.study.arm_overrides import merged
-
-
-@dataclass(frozen=True)
-class JobResult:
-    """How a job ended.
-
-    Attributes:
-        status: The exit status that the run would have on its own.
-        reason: Why the status is not 0.
-        path: The run directory, if it is not the job's (`rerun=on` makes a new one).
-        warnings: What the run warned of, where nobody has seen it.
-    """
-
-    status: int
-    reason: str = ""
-    path: Path | None = None
-    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,7 +47,7 @@ class Task:
         """The task of a job; `settings` are further overrides, for how it is carried out."""
         overrides = merged(job.overrides, [*settings])
         plugins = os.environ.get(PLUGINS, "")
-        return cls(overrides, job.folder, job.path, job.conditions | conditions, source_hash(), plugins)
+        return cls(overrides, job.folder, job.path, {"arm": job.arm} | conditions, source_hash(), plugins)
 
     def train(self, warned: Callable[[str], None] | None = None) -> JobResult:
         """Train the run in this process.

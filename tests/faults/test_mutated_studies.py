@@ -24,7 +24,7 @@ from written_runs import Writer
 from faults.payloads import PICKLE, YAML
 from nexus_ablate import errors
 from nexus_ablate.cli import main
-from nexus_ablate.launch.arms import resolve
+from nexus_ablate.launch.arm_configs import resolve
 from nexus_ablate.launch.jobs import jobs
 from nexus_ablate.launch.local import LocalPool
 from nexus_ablate.provenance import source_hash, source_hashes
