@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.data import default_cache_dir, fingerprint_of, vocabulary_size
-from nexus_ablate.errors import ConfigError
+from nexus_ablate.errors import ConfigError, UserError
 from nexus_ablate.plain_data import UNREADABLE, strict_loads
+from nexus_ablate.runs.record import read_text
 
 MEASURED_SECONDS = 1.0
 START_SECONDS = 2.0  # for start-up, checkpoints and the last evaluation of a small run
@@ -57,8 +58,8 @@ def text_tokens(config: RunConfig) -> int | None:
     except ConfigError:
         return None  # `explain` and `plan` work without the data; a launch refuses
     for manifest in default_cache_dir().glob("*/manifest.json"):
-        with contextlib.suppress(OSError, *UNREADABLE):
-            if strict_loads(manifest.read_text(encoding="utf-8"))["body"]["fingerprint"] == fingerprint:
+        with contextlib.suppress(UserError, OSError, *UNREADABLE):
+            if strict_loads(read_text(manifest) or "")["body"]["fingerprint"] == fingerprint:
                 return len(np.load(manifest.with_name("train.npy"), mmap_mode="r"))
     return None
 

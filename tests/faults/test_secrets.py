@@ -122,8 +122,6 @@ def test_a_study_with_runs_that_fail_holds_no_secret(folder, leaking, end, monke
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["basic", "joblib"])
 def test_a_multirun_with_runs_that_fail_holds_no_secret(folder, leaking, launcher):
-    if launcher == "joblib":
-        pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     sweep = ["-m", *leaking("norm.fails=on,off", f"hydra/launcher={launcher}")]
     status, said = nexus(folder, *sweep)
     assert status == 1, said
@@ -140,8 +138,6 @@ def test_control_without_the_mask_they_are_everywhere(folder, leaking, launch, m
         "run": leaking("norm.fails=on"),
         "study": ["study", "mine", "vary.norm.fails=on", "seeds=0-0", *leaking(), "--workers", "1"],
     }.get(launch, ["-m", *leaking("norm.fails=on", f"hydra/launcher={launch}")])
-    if launch == "joblib":
-        pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     typed = [f"question=is it {TYPED['of the environment']}?"] if launch == "study" else []
     path = os.pathsep.join([str(write_control(folder.parent / "control")), os.environ.get("PYTHONPATH", "")])
     _, said = nexus(folder, *command, *typed, PYTHONPATH=path)
