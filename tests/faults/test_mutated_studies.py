@@ -107,7 +107,7 @@ def template(tmp_path, monkeypatch) -> Path:
 class Mirror:
     """Takes the place of a W&B run: takes everything, as W&B does."""
 
-    url, starting_step, entity = "", 0, None
+    id, project, url, starting_step, entity = "a1", "nexus", "", 0, None
 
     def __init__(self) -> None:
         self.summary: dict[str, Any] = {}
