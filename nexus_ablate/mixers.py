@@ -21,11 +21,10 @@ from nexus_ablate.axes.context import Context
 from nexus_ablate.axes.conv import ShortConv
 from nexus_ablate.axes.gate import GATE
 from nexus_ablate.axes.mixer import MIXER, Mixer, MixerParts
-from nexus_ablate.axes.modules import Linear
+from nexus_ablate.axes.modules import Linear, projections
 from nexus_ablate.axes.qk_norm import QK_NORM
 from nexus_ablate.axes.value import VALUE
 from nexus_ablate.kernels.delta import gated_delta_rule
-from nexus_ablate.kernels.linear import shared
 
 
 class MultiHead(Mixer):
@@ -84,8 +83,8 @@ class MultiHead(Mixer):
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
         B, T, _ = x_BTD.shape
         x_BTD = self.conv_in(x_BTD) if self.conv_in.acts else x_BTD
-        projections = zip((self.query, self.key, self.value), shared(x_BTD, 3), strict=True)
-        q, k, v = (project(x).view(B, T, -1, self.head_dim) for project, x in projections)
+        projected = projections(x_BTD, (self.query, self.key, self.value))
+        q, k, v = (x.view(B, T, -1, self.head_dim) for x in projected)
         if self.clip is not None:
             q, k, v = (x.clamp(-self.clip, self.clip) for x in (q, k, v))
         if not self.qk_norm.after_rotation:

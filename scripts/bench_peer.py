@@ -1,11 +1,14 @@
 """Our training step beside a peer's at the same shape, in turn in one process:
 
+    python scripts/bench_peer.py plain [KEY=VALUE ...]                       the Llama-style model of this file
     python scripts/bench_peer.py path/to/nanoGPT/model.py [KEY=VALUE ...]    its model, optimizer and loop body
     python scripts/bench_peer.py x-transformers [KEY=VALUE ...]              pip install x-transformers
+    python scripts/bench_peer.py table [path/to/nanoGPT/model.py]            the table of docs/performance.md
 
 Separate processes and page faults mislead by ten per cent: both live in one process, which keeps its memory, and take
-blocks of steps in turn. Ours is the step of a real run, with its default logging, gradient norms and probe. The peer's
-code is not part of this repository. With one thread the clock is the process's: what others do meanwhile stands still.
+blocks of steps in turn. Ours is the step of a real run, with its default logging, gradient norms and probe. The peers'
+code is not part of this repository, except the plain model. With one thread the clock is the process's: what others do
+meanwhile stands still.
 """
 
 from __future__ import annotations
@@ -54,6 +57,72 @@ def x_transformers(config: Any, vocab_size: int) -> Peer:
     model = model.to(config.train.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     return lambda x, y: F.cross_entropy(model(x).transpose(1, 2), y), model, optimizer
+
+
+def plain(config: Any, vocab_size: int) -> Peer:
+    """A Llama-style decoder as a short script writes it: the architecture of the default arm, with fused AdamW."""
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+
+    shape, d_ff = config.model, config.resolved.d_ff
+    width, heads = shape.d_model, shape.n_heads
+    head_dim = width // heads
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query, self.key, self.value, self.out = (nn.Linear(width, width, bias=False) for _ in range(4))
+
+        def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+            q, k, v = (
+                linear(x).view(*x.shape[:2], heads, head_dim).transpose(1, 2)
+                for linear in (self.query, self.key, self.value)
+            )
+            q, k = (z * cos + torch.cat((-z[..., head_dim // 2 :], z[..., : head_dim // 2]), -1) * sin for z in (q, k))
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            return self.out(y.transpose(1, 2).flatten(2))
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention_norm, self.ffn_norm = nn.RMSNorm(width, eps=1e-6), nn.RMSNorm(width, eps=1e-6)
+            self.attention = Attention()
+            self.gate, self.up = nn.Linear(width, d_ff, bias=False), nn.Linear(width, d_ff, bias=False)
+            self.down = nn.Linear(d_ff, width, bias=False)
+
+        def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+            x = x + self.attention(self.attention_norm(x), cos, sin)
+            z = self.ffn_norm(x)
+            return x + self.down(F.silu(self.gate(z)) * self.up(z))
+
+    class Decoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(vocab_size, width)
+            self.blocks = nn.ModuleList(Block() for _ in range(shape.n_layers))
+            self.norm = nn.RMSNorm(width, eps=1e-6)
+            rates = 10000.0 ** (-torch.arange(0, head_dim, 2) / head_dim)
+            angles = torch.outer(torch.arange(shape.context), rates).repeat(1, 2)
+            self.register_buffer("cos", angles.cos())
+            self.register_buffer("sin", angles.sin())
+
+        def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            x = self.embedding(tokens)
+            for block in self.blocks:
+                x = block(x, self.cos, self.sin)
+            logits = F.linear(self.norm(x), self.embedding.weight)
+            return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+    model = Decoder()
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            nn.init.normal_(parameter, std=0.02)
+    model = model.to(config.train.device)
+    matrices = [p for p in model.parameters() if p.ndim == 2]
+    vectors = [p for p in model.parameters() if p.ndim == 1]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    return model, model, torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95), fused=True)
 
 
 def peer_step(peer: Peer, config: Any, batches: Iterator[Any]) -> Callable[[], None]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 from nexus_ablate.config.options import Option, default_option
 
@@ -36,3 +39,14 @@ def option_with(axis: str, name: str, **keys: Any) -> Option:
     option = default_option(axis, name)
     option.keys |= keys
     return option
+
+
+def peak_bytes(work: Callable[[], object]) -> int:
+    """Most bytes of tensors that `work` holds at a time, by the allocator's own events."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        kept = work()
+    recorded: Any = profiler.profiler
+    events = [event for event in recorded.kineto_results.events() if event.name() == "[memory]"]
+    events.sort(key=lambda event: event.start_ns())
+    del kept
+    return int(np.cumsum([event.nbytes() for event in events]).max())

@@ -178,37 +178,6 @@ def test_no_module_outside_the_axes_branches_on_an_option_s_name():
                 assert (room(path), node.value) in allowed, f"{path.name} asks for the option {node.value!r}"
 
 
-def shared_class_names(sources):
-    """Classes of one name in several modules."""
-    owners: dict[str, list[str]] = {}
-    for module, source in sources.items():
-        for node in parsed(source).body:
-            if isinstance(node, ast.ClassDef):
-                owners.setdefault(node.name, []).append(module.removeprefix("nexus_ablate."))
-    return {name: modules for name, modules in owners.items() if len(modules) > 1}
-
-
-def test_a_class_has_a_name_of_its_own():
-    assert shared_class_names(package_sources()) == {
-        "Comparison": ["api", "comparison.compare"],  # the public form, with frames and figures
-        "RunRecord": ["api", "runs.record"],
-        "Additive": ["axes.attention", "axes.gate"],  # an option of each axis
-        "AdamW": ["kernels.adamw", "optimizers"],  # the fast form, and the option
-        "Run": ["comparison.read", "runs.directory"],  # one with a result, and one that is being written
-        "Table": ["axes.modules", "comparison.compare"],  # of vectors, and of arms
-    }
-
-
-def test_a_second_class_of_a_name_would_be_found():
-    sources = package_sources()
-    sources["nexus_ablate.launch.states"] += "\nclass Effect: ...\n"
-    assert shared_class_names(sources)["Effect"] == ["comparison.statistics", "launch.states"]
-
-
-def test_no_module_is_called_after_nothing():
-    assert not {p.stem for p in MODULES} & {"utils", "util", "helpers", "common", "misc"}
-
-
 def test_every_module_says_its_job():
     for path in MODULES:
         assert ast.get_docstring(parsed(path.read_text())), path.name

@@ -99,12 +99,6 @@ def test_every_window_of_training_and_validation_begins_with_the_begin_token(tmp
     assert data.vocab_size <= 9
 
 
-def test_text_that_may_begin_anywhere_is_read_without_a_period():
-    tokens = np.arange(100)
-    assert eval_windows(tokens, 8, 10**9)[:, 0].tolist() == list(range(0, 91, 8))
-    assert len(set(Batches(tokens, 0, 200, 8).batch(0)[:, 0] % 8)) == 8
-
-
 def test_a_context_longer_than_the_sequences_and_triggers_alone_are_refused():
     with pytest.raises(ConfigError) as caught:
         fingerprint_of(option(), 17)

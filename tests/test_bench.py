@@ -1,4 +1,3 @@
-import functools
 import json
 
 import pytest
@@ -98,29 +97,6 @@ def test_eager_rms_norm_is_distinguished_from_layer_norm(tmp_path):
     costs = json.loads(file.read_text())["costs"]
     (rms,) = [cost for cost in costs if (cost["option"], cost["place"]) == ("rms", "alone")]
     assert rms["ratio"]["low"] > 1, "both quartiles are above the other's time"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("most", "compiled"), [(timing.MOST_PROGRAMS, 12), (8, 8)])
-def test_every_candidate_runs_compiled_where_pytorch_stops_at_eight(monkeypatch, most, compiled):
-    ran = []
-
-    def backend(graph, inputs):
-        return lambda *arguments: ran.append(1) or graph.forward(*arguments)
-
-    torch._dynamo.reset()
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
-    monkeypatch.setattr(axis_cost, "MOST_PROGRAMS", most)
-    x, norms = torch.randn(2, 8, requires_grad=True), [torch.nn.LayerNorm(8, eps=n * 1e-5) for n in range(1, 13)]
-    works = []
-    for norm in norms:
-        eager = axis_cost.Candidate("", "", "eager", lambda x, norm=norm: norm(x) * 2, [], x, "fp32")
-        works.append(axis_cost._compiled(eager))
-    ran.clear()
-    for work in works:
-        work.forward()
-    torch._dynamo.reset()
-    assert len(ran) == compiled
 
 
 def test_the_norms_of_queries_and_keys_are_no_norms_of_the_block(tiny):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +12,8 @@ from torch import nn
 
 from nexus_ablate.cli import main
 from nexus_ablate.config.compose import compose
-from nexus_ablate.config.options import evaluation_of, option_files
+from nexus_ablate.config.evaluations import evaluation_of
+from nexus_ablate.config.options import option_files
 from nexus_ablate.data import RecallCorpus, prepare
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.measure.evaluation import EVALUATION, NotDefined, Subject
@@ -58,27 +58,6 @@ class Known(nn.Module):
                 if self.way == "copier" and 0 in line[: place + 1] and place - line.index(0) < T:
                     logits[row, place, line[place - line.index(0)]] = 2.0
         return logits
-
-
-class Memory(nn.Module):
-    """Linear attention by construction: the sum of the outer products of all tokens with the ones before them.
-
-    Each token is a random vector, the blank is zero. The memory of a sequence is one `width` x `width` matrix.
-    """
-
-    def __init__(self, vocab_size, width):
-        super().__init__()
-        self.geometry, self.position = SimpleNamespace(vocab_size=vocab_size), SimpleNamespace(longest=None)
-        vectors = torch.randn(vocab_size, width, generator=torch.Generator().manual_seed(0)) / width**0.5
-        vectors[0] = 0
-        self.vectors = nn.Parameter(vectors)
-
-    def forward(self, tokens_BT):
-        x_BTD = self.vectors[tokens_BT]
-        before_BTD = torch.roll(x_BTD, 1, 1)
-        before_BTD[:, 0] = 0
-        score_BTT = torch.tril(x_BTD @ before_BTD.mT)
-        return score_BTT @ x_BTD @ self.vectors.T
 
 
 @pytest.fixture(scope="module")
@@ -130,19 +109,6 @@ def test_recall_of_a_window_falls_once_the_distance_exceeds_it(data_of):
     assert seen["32-63"]["accuracy"] < 0.2
     assert sum(result["items"] for result in seen.values()) == 32 * 8
     assert all(1 / 8 < result["chance"] < 0.6 for result in seen.values())
-
-
-def test_recall_of_a_memory_of_fixed_size_falls_with_the_number_of_pairs_and_rises_with_its_width(data_of):
-    data, accuracy = data_of("recall"), {}
-    for width in (8, 16, 32, 128):
-        model = Memory(data.vocab_size, width)
-        asked = Subject(model, data, 64, 512)
-        by_pairs = evaluation("recall:sequences:64:pairs:2+4+8+16")(asked)["pairs"]
-        accuracy[width] = [result["accuracy"] for result in by_pairs.values()]
-        assert accuracy[width] == sorted(accuracy[width], reverse=True)
-    for narrower, wider in pairwise(accuracy.values()):
-        assert all(more >= less for less, more in zip(narrower, wider, strict=True))
-    assert accuracy[8][3] < 0.3 < 0.95 < accuracy[128][0]
 
 
 def test_other_numbers_of_pairs_fit_or_say_why_not(data_of):

@@ -96,19 +96,6 @@ def test_every_kind_of_tensor_comes_back_to_the_bit(tmp_path: Path):
     loaded.tensors["model"]["parameter"].add_(1)
 
 
-@pytest.mark.parametrize("state", [{"a": (1, 2)}, {1: "a"}, {"a": torch.ones(1)}, {"a": float("nan")}])
-def test_a_state_that_would_not_read_back_equal_is_refused(two: Path, state: dict[str, Any]):
-    with pytest.raises((TypeError, ValueError)):
-        save(two, 300, contents(300), state)
-    assert names(two) == ["step_00000100", "step_00000200"]
-
-
-def test_a_group_that_could_not_be_loaded_again_is_not_saved(two: Path):
-    with pytest.raises(ValueError, match=r"\.\./model"):
-        save(two, 300, {"../model": {}}, {})
-    assert names(two) == ["step_00000100", "step_00000200"]
-
-
 @pytest.mark.parametrize("keep", [1, 2, 3])
 def test_the_newest_are_kept(tmp_path: Path, keep: int):
     for step in (100, 200, 300, 400):

@@ -129,22 +129,6 @@ def test_an_override_that_cannot_be_meant_is_refused_in_three_lines(override, sa
     assert len(text.splitlines()) <= 3
 
 
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (["placement=lns", "init=megatron"], "scaled twice"),
-        (["norm=none", "norm_bias=on"], "no norm"),
-        (["train.steps=5", "train.tokens=500"], "one budget"),
-        (["train.tokens=5", "train.flops=500"], "one budget"),
-        (["train.precision=fp16", "norm.fp32=off"], "bf16"),
-        (["model.head_dim=7"], "even"),
-    ],
-)
-def test_a_contradictory_pair_is_refused_with_its_reason(overrides, said):
-    with pytest.raises(ConfigError, match=said):
-        compose(overrides)
-
-
 def test_sweeps_are_checked_value_by_value():
     check_overrides(["norm=layer,rms", "seed=range(0,3)", "train.steps=choice(5,6)"], sweeps=True)
     with pytest.raises(ConfigError, match=r"int \[0"):

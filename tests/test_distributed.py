@@ -17,6 +17,7 @@ from nexus_ablate import errors
 from nexus_ablate.cli import main
 from nexus_ablate.comparison.windows import read_windows
 from nexus_ablate.data import Batches
+from nexus_ablate.kernels import normuon
 from nexus_ablate.runs import find_runs, read_run
 from nexus_ablate.training.checkpoint import load_newest
 from nexus_ablate.training.distributed import Place, World, place
@@ -67,8 +68,10 @@ def furthest(first, second):
     ],
 )
 def test_several_processes_are_one_process_at_the_same_global_batch(
-    tiny_run, tmp_path, size, steps, optimizer, counted
+    tiny_run, tmp_path, monkeypatch, size, steps, optimizer, counted
 ):
+    # In bfloat16, gradients that differ in the last digit may round apart: by 1e-3 after ten steps.
+    monkeypatch.setattr(normuon, "PRECISION", torch.float64)
     overrides = tiny_run(f"optim={optimizer}", *SHORT, f"train.steps={steps}", "train.grad_accum=2", "z_loss=1e-3")
     alone([*overrides, f"runs_dir={tmp_path / 'one'}"])
     statuses, said = together(size, [*overrides, f"runs_dir={tmp_path / 'many'}"], tmp_path)
@@ -78,8 +81,7 @@ def test_several_processes_are_one_process_at_the_same_global_batch(
     assert many.path.name == one.path.name  # the number of processes is no part of what a run is
     assert (many.summary["world_size"], many.env["world_size"], one.summary["world_size"]) == (size, size, 1)
     difference = furthest(many, one)
-    # Muon orthogonalizes in bfloat16, which rounds gradients that differ in the last digit apart.
-    assert difference < (2e-2 if "muon" in optimizer else SAME)
+    assert difference < (2e-2 if optimizer == "muon" else SAME)  # PyTorch's Muon is in bfloat16
     assert said.count("saved to") == 1  # the first process alone speaks
     counted(f"{size} processes, {steps} steps: at most {difference:.1e} relative")
 
@@ -96,10 +98,6 @@ def test_several_processes_continue_from_a_checkpoint_as_one_does(tiny_run, tmp_
     assert many.path.name == one.path.name and many.summary["init_hash"] == one.summary["init_hash"]
     assert many.metrics()[0]["val/loss"] == pytest.approx(first.summary["val_loss"], rel=SAME)
     assert furthest(many, one) < SAME
-    missing = [*overrides[:-1], "init.run=nowhere", f"runs_dir={tmp_path / 'none'}"]
-    statuses, said = together(2, missing, tmp_path)
-    assert statuses[0] == errors.CONFIG and statuses[1] != 0, said
-    assert "got: init.run=nowhere" in said and not (tmp_path / "none").exists()
 
 
 @pytest.mark.slow

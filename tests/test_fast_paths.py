@@ -16,7 +16,6 @@ from nexus_ablate.config.compose import compose
 from nexus_ablate.errors import ConfigError, Diverged
 from nexus_ablate.kernels import blockwise, linear, loss, softmax_attention
 from nexus_ablate.kernels.normalization import rms_norm
-from nexus_ablate.measure.counts import flops_by_module
 from nexus_ablate.model import build_model
 from nexus_ablate.training import choices, device, memory, step
 from nexus_ablate.training.device import Hardware
@@ -122,27 +121,6 @@ def test_onednn_takes_the_large_products_of_a_float32_run_on_a_cpu_and_no_others
 
 def test_linear_blas_turns_onednn_off_in_every_linear_layer_and_in_the_head(onednn_always, tiny_run):
     assert products(build_model(compose(tiny_run("train.linear=blas", "qkv_bias=on"))))[0] == 0
-
-
-def test_a_product_counts_the_same_flops_whichever_library_makes_it(onednn_always, tiny_run):
-    counts = [flops_by_module(build_model(compose(tiny_run(f"train.linear={by}"))), 8, 1) for by in ("auto", "blas")]
-    assert counts[0] == counts[1] and sum(counts[0].values()) > 0
-
-
-def test_linear_layers_that_share_an_input_share_one_low_precision_copy_and_their_gradients_add_up_in_float32():
-    x, weights = torch.randn(64, 16, requires_grad=True), [torch.randn(16, 16) for _ in range(3)]
-    grads = [torch.randn(64, 16).bfloat16() for _ in range(3)]
-    assert all(part is x for part in linear.shared(x, 3))
-    with torch.autocast("cpu", torch.bfloat16):
-        parts = linear.shared(x, 3)
-        outputs = [F.linear(part, weight) for part, weight in zip(parts, weights, strict=True)]
-        alone = [F.linear(x, weight) for weight in weights]
-    assert len({part.data_ptr() for part in parts}) == 1 and {part.dtype for part in parts} == {torch.bfloat16}
-    assert all(torch.equal(a, b) for a, b in zip(outputs, alone, strict=True))
-    result = torch.autograd.grad(outputs, x, grads)[0]
-    terms = [grad @ weight.bfloat16() for grad, weight in zip(grads, weights, strict=True)]
-    assert torch.equal(result, terms[0].float() + terms[1].float() + terms[2].float())
-    assert not torch.equal(result, (terms[0] + terms[1] + terms[2]).float())  # what autograd makes of bfloat16
 
 
 @pytest.mark.parametrize("ffn", ["gelu", "swiglu"])
@@ -327,7 +305,7 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr(step, "LOGIT_BYTES", 5 * 256 * 4)
 
 
-LENGTH = ["train.steps=100", "train.checkpoint_every=1000", "train.eval_every=1000", "probe=off"]
+LENGTH = ["train.steps=30", "train.checkpoint_every=1000", "train.eval_every=1000", "probe=off"]
 ALL_AT_ONCE = ["z_loss=0.01", "final_softcap=5", "tie_embeddings=off", "train.precision=bf16"]
 SAME_RUNS = {
     "oneDNN": ("onednn_always", ["bias=on"], [], ["train.linear=blas"], 1e-4),
@@ -344,7 +322,7 @@ SAME_RUNS = {
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "a chunked loss")) for name in SAME_RUNS]
 )
-def test_a_run_of_a_hundred_steps_on_a_fast_path_is_the_same_run(name, tiny_run, tmp_path, request, monkeypatch):
+def test_a_run_on_a_fast_path_is_the_same_run(name, tiny_run, tmp_path, request, monkeypatch):
     fixture, both, fast, plain, tolerance = SAME_RUNS[name]
     if fixture is not None:
         request.getfixturevalue(fixture)
@@ -366,11 +344,6 @@ def test_activation_checkpointing_changes_nothing_but_memory(tiny_run, tmp_path)
     plain = run(tiny_run(*options))
     again = run(tiny_run(*options, "train.activation_checkpointing=on", f"runs_dir={tmp_path / 'other'}"))
     assert logged(again.path) == logged(plain.path)
-
-
-def test_statistics_that_would_be_updated_twice_are_refused():
-    with pytest.raises(ConfigError, match="twice"):
-        compose(["norm=batch", "train.activation_checkpointing=on"])
 
 
 # ------------------------------------------------------------------------------------- no waiting for the device
@@ -499,12 +472,14 @@ def test_auto_compiles_long_runs_and_on_a_cpu_only_where_a_compiler_is(monkeypat
     assert pays("cuda", 800, 2.4e13, name="NVIDIA A100", **gpt2), "a slower GPU has more to save"
     assert pays("cuda", 3000, 1e9) and not pays("cuda", 2000, 1e9), "a small model launches kernels all the time"
     assert pays("cuda", 2000, 1e9, train__grad_accum=4)
-    monkeypatch.setattr(choices, "cxx_compiler", lambda: "g++")
-    assert pays("cpu", 1, choices.COMPILE_FLOPS)
-    assert not pays("cpu", 10, choices.COMPILE_FLOPS / 20)
-    monkeypatch.setattr(choices, "cxx_compiler", lambda: "")
-    assert not pays("cpu", 1, choices.COMPILE_FLOPS)
     assert not pays("mps", 10**9, 1e20)
+    monkeypatch.setattr(device, "cxx_compiler", lambda: "g++")
+    for model, compiles in {"femto": False, "pico": True, "nano": True}.items():
+        assert pays("cpu", 1, 1, model=model) == compiles
+        assert pays("cpu", 1, 1, model=model, norm="layer", ffn="gelu", mixer="gated_delta") == compiles, "as every arm"
+    assert not pays("cpu", 1, 1, train__steps=100) and pays("cpu", 1, 1, model="femto", train__flops=2e12)
+    monkeypatch.setattr(device, "cxx_compiler", lambda: "")
+    assert not pays("cpu", 1, 1)
 
 
 @pytest.mark.parametrize(("requested", "mode"), [("on", None), ("graphs", "reduce-overhead")])
@@ -516,20 +491,15 @@ def test_graphs_asks_the_compiler_for_cuda_graphs_and_marks_each_forward_pass(ti
     stepper = Step(config, build_model(config).train(), 3, lambda number: batch)
     stepper.compile(batch)
     stepper.take(0, batch)
-    assert asked_for == [mode, mode] and len(marked) == (2 if requested == "graphs" else 0)
+    assert asked_for == [mode] and len(marked) == (2 if requested == "graphs" else 0)
 
 
-def test_gradients_that_add_up_over_micro_batches_and_cuda_graphs_are_refused():
-    with pytest.raises(ConfigError, match="CUDA graph"):
-        compose(["train.compile=graphs", "train.grad_accum=2"])
-
-
-def test_a_default_run_is_not_compiled_and_one_of_hours_is():
+def test_a_default_run_is_compiled_where_a_compiler_is_and_a_short_one_is_not():
     compiled = []
-    for length in ([], ["train.steps=1000000"]):
+    for length in ([], ["train.steps=100"]):
         config = compose(["data=stdlib", "data.tokenizer=bytes", "train.device=cpu", *length])
         compiled.append(Step(config, build_model(config), steps_of(config, 256), lambda n: None).compiled)
-    assert compiled == [False, bool(device.cxx_compiler())]
+    assert compiled == [bool(device.cxx_compiler()), False]
 
 
 def test_a_run_that_auto_cannot_compile_says_so_and_is_the_uncompiled_run(tiny_run, tmp_path, monkeypatch, capsys):

@@ -65,19 +65,15 @@ def test_every_ffn_is_plain_or_gated_and_has_a_reference_here():
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("name", PLAIN)
-def test_a_plain_ffn_is_two_linear_layers_around_its_nonlinearity(name, bias, x):
+@pytest.mark.parametrize("name", [*PLAIN, *GATED])
+def test_an_ffn_is_two_projections_around_its_nonlinearity_or_a_product_of_two_of_which_one_goes_through_it(
+    name, bias, x
+):
     ffn = build(name, bias)
-    hidden = PLAIN[name](nn.functional.linear(x, ffn.up.weight, ffn.up.bias))
-    torch.testing.assert_close(ffn(x, None), nn.functional.linear(hidden, ffn.down.weight, ffn.down.bias))
-
-
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("name", GATED)
-def test_a_gated_ffn_is_a_product_of_two_projections_one_through_the_nonlinearity(name, bias, x):
-    ffn = build(name, bias)
-    gate = GATED[name](nn.functional.linear(x, ffn.gate.weight, ffn.gate.bias))
-    hidden = gate * nn.functional.linear(x, ffn.up.weight, ffn.up.bias)
+    up = nn.functional.linear(x, ffn.up.weight, ffn.up.bias)
+    hidden = (
+        PLAIN[name](up) if name in PLAIN else up * GATED[name](nn.functional.linear(x, ffn.gate.weight, ffn.gate.bias))
+    )
     torch.testing.assert_close(ffn(x, None), nn.functional.linear(hidden, ffn.down.weight, ffn.down.bias))
 
 

@@ -5,7 +5,6 @@ from torch.nn import functional as F
 
 from nexus_ablate.axes.gate import GATE
 from nexus_ablate.axes.modules import Geometry, parameter_roles
-from nexus_ablate.errors import ConfigError
 from nexus_ablate.measure.probe import probe
 from nexus_ablate.model import build_model
 
@@ -55,53 +54,18 @@ def spread(name, site, logit):
 
 @pytest.mark.parametrize(("name", "site"), EVERYWHERE)
 @pytest.mark.parametrize("activation", FUNCTIONS)
-def test_a_gate_multiplies_by_the_activated_projection_of_the_input(x, name, site, activation):
-    gate, y = build(name, site=site, activation=activation), y_at(site)
-    expected = y * FUNCTIONS[activation](spread(name, site, x @ gate.map.weight.T))
-    torch.testing.assert_close(gate(site, y, x), expected)
-
-
-@pytest.mark.parametrize(("name", "site"), [*EVERYWHERE, ("norm", "sdpa"), ("silu", "sdpa")])
-def test_a_gate_leaves_other_sites_alone(x, name, site):
-    gate = build(name) if name in ("norm", "silu") else build(name, site=site)
-    for other in SHAPES.keys() - {site}:
-        y = y_at(other)
-        assert gate(other, y, x) is y
-
-
-@pytest.mark.parametrize(("name", "site"), EVERYWHERE)
-def test_without_input_a_gate_is_a_constant_vector_that_starts_at_the_activation_of_0(x, name, site):
-    gate, y = build(name, site=site, input=False), y_at(site)
-    (constant,) = gate.parameters()
-    assert constant.ndim == 1
-    torch.testing.assert_close(gate(site, y, x), 0.5 * y)
-    with torch.no_grad():
-        constant.copy_(torch.linspace(-1, 1, len(constant)))
-    torch.testing.assert_close(gate(site, y, x), y * torch.sigmoid(spread(name, site, constant)))
-    assert torch.equal(gate(site, y, x), gate(site, y, x + 1))
-
-
-@pytest.mark.parametrize("name", ["headwise", "head_shared"])
-def test_a_gate_of_heads_is_refused_where_there_are_none(tiny, name):
-    with pytest.raises(ConfigError, match=r"gate\.site"):
-        tiny(f"gate={name}", "gate.site=output")
-
-
-@pytest.mark.parametrize(("name", "site"), EVERYWHERE)
-def test_a_bias_is_added_to_the_logit_and_starts_at_its_key(x, name, site):
-    gate, y = build(name, site=site, bias=2.0), y_at(site)
-    assert gate.map.bias.eq(2.0).all()
-    with torch.no_grad():
-        gate.map.bias.copy_(torch.linspace(-1, 1, len(gate.map.bias)))
-    logit = x @ gate.map.weight.T + gate.map.bias
-    torch.testing.assert_close(gate(site, y, x), y * torch.sigmoid(spread(name, site, logit)))
-    assert build(name, site=site).map.bias is None
-
-
-def test_a_bias_is_where_the_constant_of_a_gate_without_input_starts(x):
-    gate, y = build("elementwise", bias=2.0, input=False), y_at("sdpa")
-    torch.testing.assert_close(gate("sdpa", y, x), y * torch.sigmoid(torch.tensor(2.0)))
-    assert len(list(gate.parameters())) == 1
+@pytest.mark.parametrize("keys", [{}, {"bias": 2.0}, {"input": False}, {"input": False, "bias": 2.0}], ids=str)
+def test_a_gate_multiplies_by_its_activated_logit_a_projection_of_the_input_or_a_constant(
+    x, name, site, activation, keys
+):
+    gate, y = build(name, site=site, activation=activation, **keys), y_at(site)
+    vectors = [p for p in gate.parameters() if p.ndim == 1]
+    assert len(vectors) == bool(keys) and len([*gate.parameters()]) == bool(keys) + ("input" not in keys)
+    for vector in vectors:
+        assert vector.eq(keys.get("bias", 0.0)).all()
+        vector.data = torch.linspace(-1, 1, len(vector))
+    logit = F.linear(x, gate.map.weight, gate.map.bias) if "input" not in keys else vectors[0].expand(B, T, -1)
+    torch.testing.assert_close(gate(site, y, x), y * FUNCTIONS[activation](spread(name, site, logit)))
 
 
 @pytest.mark.parametrize("site", SHAPES)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 
 import pytest
 import torch
-from options import OF_PYTORCH
+from options import OPTIMIZERS
 
 from nexus_ablate import errors
 from nexus_ablate.cli import main
@@ -33,13 +34,18 @@ def by_hand(named: dict[str, torch.Tensor], keep, factors: dict) -> list[dict]:
 
 
 def references(optimizer: str, named: dict[str, torch.Tensor], factors: dict) -> list[torch.optim.Optimizer]:
-    """PyTorch's own optimizers, with groups by hand."""
+    """PyTorch's own optimizers, or another library's, with groups by hand."""
     adamw = {"betas": (0.9, 0.95), "eps": 1e-8}
     if optimizer == "adamw":
         return [torch.optim.AdamW(by_hand(named, lambda *_: True, factors), **adamw)]
     if optimizer == "adafactor":
         keys = {"beta2_decay": -0.8, "eps": (1e-15, 1e-3), "d": 1.0}
         return [torch.optim.Adafactor(by_hand(named, lambda *_: True, factors), **keys)]
+    if optimizer in ("lion", "soap"):
+        library = importlib.import_module("pytorch_optimizer")
+        groups = by_hand(named, lambda *_: True, factors)
+        steps = {"lion": (library.Lion, (0.9, 0.99)), "soap": (library.SOAP, (0.95, 0.95))}[optimizer]
+        return [steps[0](groups, LR, steps[1])]
     in_block = lambda name, tensor: name.startswith("blocks") and tensor.ndim == 2  # noqa: E731
     muon = torch.optim.Muon(
         by_hand(named, in_block, factors), momentum=0.95, ns_steps=5, adjust_lr_fn="match_rms_adamw"
@@ -47,8 +53,8 @@ def references(optimizer: str, named: dict[str, torch.Tensor], factors: dict) ->
     return [muon, torch.optim.AdamW(by_hand(named, lambda *of: not in_block(*of), factors), **adamw)]
 
 
-@pytest.mark.parametrize("optimizer", [name for name in OF_PYTORCH if name != "normuon"])
-def test_a_run_equals_pytorch_s_optimizer_with_groups_by_hand(optimizer, tiny_run, tmp_path):
+@pytest.mark.parametrize("optimizer", [name for name in OPTIMIZERS if name != "normuon"])
+def test_a_run_equals_the_library_s_optimizer_with_groups_by_hand(optimizer, tiny_run, tmp_path):
     plain = ("optim.schedule=constant", "optim.warmup=0", "optim.clip=off", f"optim.lr={LR}", f"weight_decay={DECAY}")
     overrides = tiny_run(f"optim={optimizer}", *plain, GROUPS, "tie_embeddings=off", f"train.steps={STEPS}")
     assert main(overrides) == errors.OK
@@ -85,28 +91,23 @@ def test_a_run_equals_pytorch_s_optimizer_with_groups_by_hand(optimizer, tiny_ru
 
 
 def test_explain_prints_rate_and_decay_of_every_tensor_with_its_factors(capsys):
-    common = [
-        "explain",
-        "model=nano",
-        "model.n_layers=1",
-        "optim.lr=0.01",
-        "weight_decay=0.5",
-        "tie_embeddings=off",
-        "--json",
-    ]
-    assert main([*common, GROUPS]) == 0
-    facts = json.loads(capsys.readouterr().out)
-    rows = {row["tensor"]: (row["lr"], row["decay"]) for row in facts["tensors"]}
+    common = ["explain", "model=nano", "model.n_layers=1", "optim.lr=0.01", "weight_decay=0.5", "--json"]
+
+    def explained(*overrides):
+        assert main([*common, *overrides]) == 0
+        rows = json.loads(capsys.readouterr().out)["tensors"]
+        return {row["tensor"]: (row["lr"], row["decay"]) for row in rows}
+
+    rows = explained("tie_embeddings=off", GROUPS)
     assert rows["embedding.weight"] == pytest.approx((0.001, 0))
-    assert rows["head.weight"] == pytest.approx((0.01, 0)) and "head" in facts["decay"]["free"]
-    assert rows["blocks.*.ffn.down.weight"] == pytest.approx((0.03, 0.03 * 0.25))
+    assert rows["head.weight"] == pytest.approx((0.01, 0))
+    down = "blocks.*.ffn.down.weight"
+    assert rows[down] == pytest.approx((0.03, 0.03 * 0.25))
     assert rows["blocks.*.ffn.up.weight"] == pytest.approx((0.01, 0.005))
-    assert main([*common, "param=mup", "param.base_width=32", "optim.groups=[ffn_out:lr:3]"]) == 0
-    rows = {row["tensor"]: row["lr"] for row in json.loads(capsys.readouterr().out)["tensors"]}
-    assert rows["blocks.*.ffn.down.weight"] == pytest.approx(0.03 / 4), "times the parametrization's factor"
-    assert main([*common, "optim.decay_mode=independent", "optim.groups=[ffn_out:lr:3]"]) == 0
-    rows = {row["tensor"]: row["decay"] for row in json.loads(capsys.readouterr().out)["tensors"]}
-    assert rows["blocks.*.ffn.down.weight"] == pytest.approx(0.5), "independent of the rate and its factor"
+    rows = explained("param=mup", "param.base_width=32", "optim.groups=[ffn_out:lr:3]")
+    assert rows[down][0] == pytest.approx(0.03 / 4), "times the parametrization's factor"
+    rows = explained("optim.decay_mode=independent", "optim.groups=[ffn_out:lr:3]")
+    assert rows[down][1] == pytest.approx(0.5), "independent of the rate and its factor"
 
 
 def test_without_factors_an_identity_is_what_it_was_and_equal_factors_are_one_arm():

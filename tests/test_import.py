@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from nexus_ablate.cli import main
 from nexus_ablate.comparison.compare import compare
 from nexus_ablate.comparison.verdict import NOT_COMPARABLE, TOO_FEW_SEEDS
+from nexus_ablate.data import eval_windows
 from nexus_ablate.errors import escaped
 from nexus_ablate.runs import find_runs, read_run
 from nexus_ablate.training.evaluation import restore
@@ -87,29 +88,14 @@ def test_a_run_that_continues_from_an_imported_one_starts_where_that_is(capsys):
     for seed in (0, 1):
         assert main([*start, "experiment=more", "train.steps=3", f"seed={seed}"]) == 0
     (copy,) = find_runs([Path("runs/copy")])
-    one, other = (read_run(path) for path in (first, copy))
-    assert one.summary["val_loss"] == other.summary["val_loss"]
-    names = "extrapolation,streaming,quantization,intervention"
-    assert main(["evaluate", str(first), str(copy), "--evals", names]) == 0
     one, other = (read_run(path).summary for path in (first, copy))
-    assert all(one[name] == other[name] for name in names.split(","))
     same = {name for name in one if name.startswith(("act/", "attn/", "logits/", "weight_rms/", "val_", "params"))}
     assert len(same) > 20 and all(one[name] == other[name] for name in same)
-    assert shown(first, capsys) == shown(copy, capsys) != []
     more = [read_run(path) for path in find_runs([Path("runs/more")])]
     assert len({run.summary["init_hash"] for run in more}) == 1
     assert len({run.summary["val_loss"] for run in more}) == 2
-    assert main(["show", str(first)]) == 0
     assert main(["compare", "runs/more"]) == 0
     assert "data order and dropout alone" in " ".join(capsys.readouterr().out.split())
-
-
-def shown(path, capsys):
-    """What `show` prints of a run, but for what is about this directory and this moment."""
-    capsys.readouterr()
-    assert main(["show", str(path)]) == 0
-    lines = capsys.readouterr().out.partition("\nstate")[2].splitlines()
-    return [line for line in lines if not line.startswith(("time", "memory", "picture"))]
 
 
 def test_the_content_of_the_weights_is_part_of_the_identity():
@@ -278,18 +264,6 @@ def test_the_index_says_which_file_a_tensor_is_read_from(copied):
         shutil.rmtree("whole")
 
 
-def test_a_safetensors_file_is_read_whatever_its_first_byte_is(tmp_path):
-    from nexus_ablate.pretrained.library import read_tensors
-
-    first = set()
-    for n in range(256):
-        path = tmp_path / f"{n}.safetensors"
-        save_file({"w": torch.zeros(2)}, path, {"note": "x" * (8 * n)})
-        first.add(path.read_bytes()[0])
-        assert read_tensors({path: None}).keys() == {"w"}
-    assert 0x80 in first  # the byte that a pickle begins with
-
-
 @pytest.mark.parametrize("type_", [torch.bfloat16, torch.float16, torch.float64])
 def test_weights_of_any_float_are_read(type_, copied):
     weights(lambda name, w: w.to(type_))(copied)
@@ -344,89 +318,30 @@ def test_a_change_of_the_architecture_is_refused_at_the_import(copied, capsys, c
 # ------------------------------------------------------------------------------------------ measures of the library
 
 
-def nats(library: torch.nn.Module, windows, **more) -> torch.Tensor:
+def nats(library: torch.nn.Module, windows) -> torch.Tensor:
     """The library's loss on each target of the windows."""
     rows = torch.as_tensor(windows)
     with torch.no_grad():
-        logits = library(input_ids=rows[:, :-1], use_cache=False, **more).logits.float()
+        logits = library(input_ids=rows[:, :-1], use_cache=False).logits.float()
     return torch.nn.functional.cross_entropy(logits.mT, rows[:, 1:], reduction="none").double()
-
-
-def blocks_of(library: torch.nn.Module) -> torch.nn.ModuleList:
-    layers = library.config.num_hidden_layers
-    return next(m for m in library.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == layers)
-
-
-def with_four_bit_weights(library: torch.nn.Module, windows) -> float:
-    """The loss with the matrices of the blocks rounded to 15 levels for each output channel."""
-    from transformers.pytorch_utils import Conv1D
-
-    with torch.no_grad():
-        for module in blocks_of(library).modules():
-            if isinstance(module, torch.nn.Linear | Conv1D):
-                weight = module.weight
-                step = weight.abs().amax(0 if isinstance(module, Conv1D) else 1, keepdim=True) / 7
-                weight.copy_((weight / step).round().clamp(-8, 7) * step)
-    return float(nats(library, windows).mean())
-
-
-def without_massive_activations(library: torch.nn.Module, windows, threshold: float) -> float:
-    """The loss with entries of the residual stream after each block set to 0, where they reach the threshold."""
-
-    def zero(block, inputs, output):
-        stream = output[0] if isinstance(output, tuple) else output
-        size = stream.abs()
-        stream.masked_fill_(size >= threshold * size.flatten(1).median(1).values[:, None, None], 0)
-
-    handles = [block.register_forward_hook(zero) for block in blocks_of(library)]
-    loss = float(nats(library, windows).mean())
-    for handle in handles:
-        handle.remove()
-    return loss
-
-
-def in_a_window(library: torch.nn.Module, windows, width: int) -> float:
-    """The loss of the targets after the window is full, where each query sees `width` keys: positions are relative."""
-    length = windows.shape[1] - 1
-    query, key = torch.arange(length)[:, None], torch.arange(length)
-    hidden = (key > query) | (key <= query - width)
-    mask = torch.zeros(1, 1, length, length).masked_fill(hidden, -torch.inf)
-    return float(nats(library, windows, attention_mask=mask)[:, width:].mean())
-
-
-RELATIVE = {"gpt_neox", "llama3", "olmo2", "phi", "qwen3"}
-"""Decoders whose positions are relative and that have no window of their own."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", IMPORTED)
-def test_losses_evaluations_and_samples_are_the_librarys(name, capsys):
-    from nexus_ablate.data import eval_windows
-
+def test_losses_and_samples_are_the_librarys(name, capsys):
     library = saved(name)
     path = imported()
-    assert main(["evaluate", str(path), "--evals", "extrapolation,streaming,quantization,intervention"]) == 0
+    assert main(["evaluate", str(path), "--evals", "extrapolation"]) == 0
     run = read_run(path)
     summary, (config, data, _) = run.summary, restore(run)
-    context, tokens = config.model.context, data.val["val"]
-    windows = eval_windows(tokens, context, config.train.eval_tokens)
-    near = {"rel": 0, "abs": 1e-5}
-    assert summary["val_loss"] == pytest.approx(float(nats(library, windows).mean()), **near)
-    for factor, loss in summary["extrapolation"]["non_overlapping"].items():
-        longer = eval_windows(tokens, context, config.train.eval_tokens, 1, int(factor))
-        assert loss == pytest.approx(float(nats(library, longer).mean()), **near)
-    assert ("2" in summary["extrapolation"]["non_overlapping"]) == (name not in {"gpt2", "opt"})
-    if name in RELATIVE:
-        texts = eval_windows(tokens, 8 * context, 4 * 8 * context)
-        assert summary["streaming"]["loss_dropped"] == pytest.approx(in_a_window(library, texts, context), **near)
-    massive = summary["intervention"]
-    expected = without_massive_activations(library, windows, massive["threshold"])
-    assert massive["massive_zero"]["loss"] == pytest.approx(expected, **near)
+    losses = summary["extrapolation"]["non_overlapping"]
+    assert ("2" in losses) == (name not in {"gpt2", "opt"}) and losses["1"] == pytest.approx(summary["val_loss"])
+    for factor, loss in losses.items():
+        windows = eval_windows(data.val["val"], config.model.context, config.train.eval_tokens, 1, int(factor))
+        assert loss == pytest.approx(float(nats(library, windows).mean()), rel=0, abs=1e-5)
     prompt = torch.tensor([byte_tokenizer().encode("to be").ids])
     written = library.generate(prompt, max_new_tokens=5, do_sample=False, eos_token_id=None)[0]
     capsys.readouterr()
     assert main(["sample", str(path), "--prompt", "to be", "--tokens", "5", "--temperature", "1e-6"]) == 0
     shown = escaped(byte_tokenizer().decode(written.tolist()), kept="\n\t")
     assert capsys.readouterr().out.rstrip("\n") == shown.rstrip("\n")
-    rounded = summary["quantization"]["schemes"]["int4_weights_channel"]["loss"]
-    assert rounded == pytest.approx(with_four_bit_weights(library, windows), **near)

@@ -12,7 +12,8 @@ import pytest
 from nexus_ablate import errors
 from nexus_ablate.cli import main
 from nexus_ablate.config.compose import compose
-from nexus_ablate.training.memory import out_of_memory, too_large
+from nexus_ablate.training.memory import out_of_memory
+from nexus_ablate.training.refusals import too_large
 
 
 @pytest.mark.parametrize("value", ["9" * 400, "9" * 5000, "-" + "9" * 400, "1e300", "1e9999"])

@@ -49,6 +49,11 @@ def test_a_project_that_w_and_b_refuses_is_named_before_anything_is_trained(caps
     ("command", "fix"),
     [
         ("bias=On", "bias=on"),
+        ("optim.lr=0,003", "optim.lr=0.003"),
+        ("optim.lr=1,2e-3", "optim.lr=1.2e-3"),
+        ("weight_decay=0,1", "weight_decay=0.1"),
+        ("weight_decay=0,01", "weight_decay=0.01"),
+        ("norm@placement=layer", "norm=layer"),
         ("bias=yes", "bias=on"),
         ("sink_token=1", "sink_token=on"),
         ("optim.clip=OFF", "optim.clip=off"),

@@ -177,23 +177,6 @@ def test_a_layer_has_the_mixer_that_the_list_says(average, tiny):
     assert torch.isfinite(model(TOKENS)).all()
 
 
-@pytest.mark.parametrize(
-    ("overrides", "says"),
-    [
-        ("ffn=gelu ffn.layers=[]", "at least one layer"),
-        ("ffn=gelu ffn.layers=[1,1]", "each once"),
-        ("ffn=gelu ffn.layers=[2]", "there is no layer 2"),
-        ("ffn=gelu ffn.layers=[0,1]", "lists every layer"),
-        ("ffn=swiglu ffn.layers=[0]", "the other layers have ffn=swiglu too"),
-        ("gate.layers=[0]", "the other layers have gate=none too"),
-    ],
-)
-def test_a_list_of_layers_that_says_nothing_is_refused_in_three_lines(tiny, overrides, says):
-    with pytest.raises(ConfigError, match=says) as refused:
-        tiny(*overrides.split())
-    assert len(str(refused.value).splitlines()) == 3
-
-
 def test_the_order_of_a_list_of_layers_is_no_other_run(tiny):
     first, second = (tiny("ffn=gelu", "model.n_layers=3", f"ffn.layers={layers}") for layers in ("[0,2]", "[2,0]"))
     assert first.science() == second.science() != tiny("ffn=gelu", "model.n_layers=3").science()

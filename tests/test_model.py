@@ -5,13 +5,14 @@ import pytest
 import torch
 from conftest import TINY
 from equivalences import declared
-from options import ALL, EVERY_OPTION, option_pairs
+from options import ALL, EVERY_OPTION, NEEDS, option_pairs
 from tensors import TOKENS, next_token_loss, randomise
 
 from nexus_ablate.attention_core import AttentionCore
 from nexus_ablate.axes.modules import parameter_roles
 from nexus_ablate.config.compose import compose
-from nexus_ablate.config.options import COMMON_KEYS, default_option
+from nexus_ablate.config.grammar import show
+from nexus_ablate.config.options import COMMON_KEYS, option_files
 from nexus_ablate.errors import UserError
 from nexus_ablate.measure.counts import flops_per_token, parameters
 from nexus_ablate.model import build_model, countable_model
@@ -47,187 +48,101 @@ def learned(overrides):
     return after_a_step(build_model(compose([*TINY, *overrides]), vocab_size=11)).detach()
 
 
-def with_key(axis, key):
-    return [name for name in ALL[axis] if key in default_option(axis, name).keys]
-
-
-GATE = ("elementwise", "headwise", "head_shared")
-SCALED = ("rope_interpolated", "rope_llama3", "rope_yarn")
 SWITCHES = {
-    "param=mup param.base_width": ["16", "128"],
-    "param=mup param.base_head_dim": ["8", "32"],
-    "param=completep param.base_width": ["16", "128"],
-    "param=completep param.base_head_dim": ["8", "32"],
-    "param=completep param.base_depth": ["2", "4"],
-    "bias": ["off", "on"],
-    "norm_bias": ["off", "on"],
-    "d_ff_ratio": ["2", "4", "8/3"],
-    "final_norm": ["off", "on"],
-    "embed_scale": ["off", "sqrt_d", "learned", "3"],
-    "embed_norm": ["off", "on"],
-    "d_embed": ["auto", "8"],
-    "head_bias": ["off", "on"],
-    "logit_scale": ["off", "0.5"],
-    "nope_every": ["off", "2"],
-    "clip_qkv": ["off", "0.01"],
-    "tie_embeddings": ["off", "on"],
-    "model.n_layers": ["1", "2"],
-    "model.n_heads": ["2", "4"],
-    "model.head_dim": ["auto", "4"],
-    "norm.eps": ["1e-6", "1e-2"],
-    "position.theta": ["100", "10000", "[100,10000]"],
-    "position.fraction": ["0.5", "1"],
-    "position.pairing": ["half", "interleaved"],
-    "init.std": ["0.02", "0.1"],
-    "init.branch_scale": ["off", "on"],
-    "norm.gain_init": ["0.5", "1"],
-    "norm.gain_init=0.5 norm_gain_sites": ["blocks", "[attn]", "[ffn]", "[attn,final]"],
-    "seed": ["0", "1"],
-    "qkv_bias": ["off", "on"],
-    "attn_out_bias": ["off", "on"],
-    "ffn_bias": ["off", "on"],
-    "n_kv_heads": ["1", "2"],
-    "window": ["off", "2", "[2,0]"],
-    "attn_scale": ["auto", "1"],
-    "attn_softcap": ["off", "0.1"],
-    "final_softcap": ["off", "0.1"],
-    "kv_bias": ["off", "key", "key_value"],
-    "sink_token": ["off", "on"],
-    "position=alibi attention=luong_concat attention.width": ["auto", "3"],
-    "position=alibi attention=additive attention.width": ["auto", "3"],
-    "position=alibi attention=additive attention.bias": ["off", "on"],
-    "normalizer=sink normalizer.start": ["0", "1"],
-    "normalizer=clipped normalizer.zeta": ["1", "1.1"],
-    "normalizer=clipped normalizer.gamma": ["auto", "-0.1"],
-    "normalizer=clipped normalizer.alpha": ["2", "4"],
-    "normalizer=sigmoid normalizer.normalized": ["off", "on"],
-    "normalizer=sigmoid normalizer.bias": ["off", "auto", "-1"],
-    "normalizer=ssmax normalizer.start": ["0.43", "1"],
-    "value=residual value.own": ["0.5", "1"],
-    "value=residual value.first": ["0.5", "1"],
-    "value=residual value.learned": ["off", "on"],
-    "value=embedding value.own": ["0.5", "1"],
-    "value=embedding value.embedding": ["0.5", "1"],
-    "value=embedding value.learned": ["off", "on"],
-    "value=gated_embedding value.channels": ["4", "12"],
-    "value=gated_embedding value.scale": ["0", "2", "3"],
-    "mixer=differential mixer.eps": ["1e-5", "1e-2"],
-    "mixer=differential mixer.lambda_start": ["auto", "0.5"],
-    "mixer=gated_delta mixer.expand_k": ["0.75", "1"],
-    "mixer=gated_delta mixer.expand_v": ["1", "1.5"],
-    "mixer=gated_delta mixer.kernel": ["2", "4"],
-    "mixer=gated_delta mixer.eps": ["1e-5", "1e-2"],
+    "bias": "off on",
+    "norm_bias": "off on",
+    "d_ff_ratio": "2 4 8/3",
+    "final_norm": "off on",
+    "embed_scale": "off sqrt_d learned 3",
+    "embed_norm": "off on",
+    "d_embed": "auto 8",
+    "head_bias": "off on",
+    "logit_scale": "off 0.5",
+    "nope_every": "off 2",
+    "clip_qkv": "off 0.01",
+    "tie_embeddings": "off on",
+    "model.n_layers": "1 2",
+    "model.n_heads": "2 4",
+    "model.head_dim": "auto 4",
+    "norm.gain_init=0.5 norm_gain_sites": "blocks [attn] [ffn] [attn,final]",
+    "seed": "0 1",
+    "qkv_bias": "off on",
+    "attn_out_bias": "off on",
+    "ffn_bias": "off on",
+    "n_kv_heads": "1 2",
+    "window": "off 2 [2,0]",
+    "attn_scale": "auto 1",
+    "attn_softcap": "off 0.1",
+    "final_softcap": "off 0.1",
+    "kv_bias": "off key key_value",
+    "sink_token": "off on",
     **{
-        f"model.n_layers=3 {option} {option.partition('=')[0]}.layers": ["all", "[0,1]", "[1,2]"]
+        f"model.n_layers=3 {option} {option.partition('=')[0]}.layers": "all [0,1] [1,2]"
         for option in ("mixer=gated_delta", "ffn=gelu", "gate=headwise", "value=residual", "qk_norm=rms", "conv=canon")
     },
-    **{f"conv=canon conv.{site}": ["off", "on"] for site in ("attn_in", "qkv", "ffn_in", "ffn_hidden")},
-    "conv=canon conv.kernel": ["2", "4"],
-    "placement=hyper placement.streams": ["2", "4"],
-    "placement=hyper placement.dynamic": ["off", "on"],
-    "placement=attnres placement.block": ["1", "2", "3"],
-    "placement=attnres placement.eps": ["1e-6", "1e-2"],
-    "placement=x0 placement.residual": ["1", "1.1"],
-    "placement=x0 placement.skip": ["0", "0.2"],
-    "placement=mhc placement.streams": ["2", "4"],
-    "placement=ngpt placement.alpha": ["0.05", "0.1"],
-    "placement=ngpt placement.scale": ["auto", "1"],
-    "qk_norm=ngpt qk_norm.start": ["1", "2"],
-    "qk_norm=ngpt qk_norm.scale": ["auto", "1"],
-    "ffn=ngpt ffn.start": ["1", "2"],
-    "head=scaled head.start": ["1", "2"],
-    "head=scaled head.scale_start": ["auto", "1"],
-    "ffn=moe ffn.experts": ["4", "8"],
-    "ffn=moe ffn.active": ["1", "2"],
-    "ffn=xielu ffn.alpha_p": ["0.8", "1"],
-    "ffn=xielu ffn.alpha_n": ["0.8", "1"],
-    "ffn=xielu ffn.beta": ["0.3", "0.5"],
-    "ffn=polynorm ffn.eps": ["1e-6", "1e-1"],
-    "position=rope_yarn position.beta_slow=0.01 position.factor": ["2", "[1,2]"],
-    "position=alibi position.slope_factor": ["1", "2"],
-    "position=alibi position.bias_max": ["4", "8"],
-    "position=fire position.width": ["8", "32"],
-    "position=fire position.c": ["0.1", "1"],
-    "position=fire position.threshold": ["2", "512"],
-    "position=fire position.shared": ["off", "on"],
-    "position=irope position.theta": ["100", "10000"],
-    "position=irope position.pairing": ["half", "interleaved"],
-    "position=irope nope_every=2 position.floor_scale=2 position.temperature": ["0.1", "1"],
-    "position=irope nope_every=2 position.floor_scale": ["2", "8192"],
-    "position=kerple position.form": ["log", "power"],
-    **{f"position={name} position.theta": ["100", "10000"] for name in SCALED},
-    **{f"position={name} position.fraction": ["0.5", "1"] for name in SCALED},
-    **{f"position={name} position.pairing": ["half", "interleaved"] for name in SCALED},
-    **{f"position={name} position.factor": ["2", "8"] for name in SCALED},
-    "position=rope_interpolated position.method": ["linear", "ntk"],
-    "position=rope_llama3 position.low_freq_factor": ["0.1", "1"],
-    "position=rope_llama3 position.high_freq_factor": ["2", "4"],
-    "position=rope_llama3 position.original_context": ["auto", "64"],
-    "position=rope_yarn position.beta_slow=0.01 position.beta_fast": ["0.1", "32"],
-    "position=rope_yarn position.beta_slow": ["0.01", "1"],
-    "position=rope_yarn position.original_context": ["auto", "64"],
-    "position=rope_yarn position.attention_factor": ["auto", "1"],
-    "position=rope_yarn position.beta_slow=0.01 position.truncate": ["off", "on"],
-    "position=sinusoidal position.base": ["100", "10000"],
-    "position=sinusoidal position.layout": ["paper", "fairseq"],
-    "position=t5 position.buckets": ["4", "32"],
-    "position=t5 position.buckets=4 position.max_distance": ["4", "128"],
-    "position=transformer_xl position.base": ["100", "10000"],
-    **{
-        f"qk_norm={name} qk_norm.eps": ["1e-6", "1e-2"] for name in ALL["qk_norm"] if name not in ("none", "l2", "ngpt")
-    },
-    "qk_norm=rms qk_norm.gain": ["shared", "per_head", "off"],
-    "qk_norm=rms qk_norm.after_rotation": ["off", "on"],
-    "qk_norm=layer qk_norm.gain": ["shared", "per_head"],
-    "qk_norm=layer qk_norm.bias": ["off", "on"],
-    "qk_norm=layer qk_norm.after_rotation": ["off", "on"],
-    "norm.eps=1e-2 qk_norm=rms qk_norm.eps": ["auto", "1e-6"],
-    "ffn=swiglu_clamped ffn.alpha": ["1", "1.702"],
-    "ffn=swiglu_clamped ffn.limit": ["0.001", "7"],
-    "ffn=swiglu_clamped ffn.up_shift": ["0", "1"],
-    **{f"gate={name} gate.site": ["sdpa", "value", "key", "query"] for name in GATE},
-    "gate=elementwise gate.site": ["sdpa", "value", "key", "query", "output"],
-    **{f"gate={name} gate.activation": ["sigmoid", "ns_sigmoid", "silu", "identity"] for name in GATE},
-    **{f"gate={name} gate.input": ["off", "on"] for name in GATE},
-    **{f"gate={name} gate.bias": ["off", "0", "2"] for name in (*GATE, "additive")},
-    "gate=elementwise gate.input=off gate.bias": ["off", "2"],
-    "gate=additive gate.site": ["sdpa", "value", "key", "query", "output"],
-    "gate=additive gate.activation": ["sigmoid", "ns_sigmoid", "silu", "identity"],
-    "gate=norm gate.eps": ["1e-6", "1e-2"],
-    "placement=deepnorm placement.residual_scale": ["auto", "1"],
-    "placement=deepnorm placement.init_gain": ["auto", "1"],
-    "gate=bondarenko gate.start": ["0.25", "0.5"],
-    "gate=bondarenko gate.form": ["linear", "mlp", "all_heads"],
-    "gate=bondarenko gate.form=mlp gate.hidden": ["auto", "5"],
 }
-"""Values that each key may take in turn; what stands before the key is set for all of them."""
-MORE = {
-    **{f"norm={name} init=gpt2 norm.eps": ["1e-6", "1e-1"] for name in with_key("norm", "eps")},
-    **{f"norm={name} norm.gain_init": ["0.5", "1"] for name in with_key("norm", "gain_init")},
-    "norm=derf norm.alpha": ["0.5", "1"],
-    "norm=derf norm.shift": ["0", "0.3"],
-    "norm=dyt norm.alpha_attn": ["0.3", "0.8"],
-    "norm=dyt norm.alpha_other": ["0.3", "0.8"],
-    "placement=layerscale placement.start": ["auto", "0.5"],
-    "model.n_layers=4 placement=mixln placement.post_fraction": ["0.25", "0.5"],
-    "placement=parallel placement.norms": ["1", "2"],
-    "placement=residual_scale placement.branch_scale": ["auto", "0.3"],
-    "placement=rezero placement.norm": ["off", "on"],
-    "ffn=geglu ffn.tanh": ["off", "on"],
-    "init=small init.branch_scale": ["off", "on"],
-    "init=fan_in init.branch_scale": ["off", "on"],
+"""Values that each key which belongs to no option may take in turn; what is before the key is set for all of them."""
+BEFORE = {
+    "norm=scale norm.eps": "init=gpt2",
+    "placement=mixln placement.post_fraction": "model.n_layers=4",
+    "position=irope position.temperature": "nope_every=2 position.floor_scale=2",
+    "position=irope position.floor_scale": "nope_every=2",
+    "position=rope_yarn position.beta_fast": "position.beta_slow=0.01",
+    "position=rope_yarn position.truncate": "position.beta_slow=0.01",
+    "position=t5 position.max_distance": "position.buckets=4",
+    "gate=bondarenko gate.hidden": "gate.form=mlp",
 }
-"""The rest of the keys, in the slow tier."""
+"""What a key of an option needs in order to act in so small a model."""
+VALUES = {
+    "norm=scale norm.eps": "1e-5 1e-1",
+    "placement=mixln placement.post_fraction": "0.25 0.5",
+    "position=irope position.floor_scale": "2 8192",
+    "position=rope_yarn position.beta_fast": "0.1 32",
+    "position=rope_yarn position.beta_slow": "0.01 1",
+    "position=rope_yarn position.original_context": "auto 64",
+    "position=t5 position.max_distance": "4 128",
+    "normalizer=clipped normalizer.zeta": "1 1.1",
+    "normalizer=clipped normalizer.gamma": "auto -0.1",
+    "ffn=swiglu_clamped ffn.limit": "0.001 7",
+    "ffn=xielu ffn.alpha_n": "0.8 1",
+}
+"""Of keys whose values by rule are refused, or change nothing in so small a model."""
 ELSEWHERE = {
     "norm.fp32": "acts in low precision alone: test_norm.py",
     "norm.momentum": "acts on running statistics: test_norm.py",
-    "position.form": "two ways to compute one rotation: test_equivalences.py",
     "qk_norm.zero_centred": "acts on what weight decay draws the gain to: test_qk_norm.py",
     "ffn.balance": "acts on the training loss alone: test_recent_options.py",
     "placement.iterations": "acts once the mixtures differ: test_recent_options.py",
     "init.run": "weights from a run: test_import.py",
 }
 """Keys whose effect is tested in another way."""
+
+
+def option_keys():
+    """Every key of every option that is tested here, with its specification, by its name behind its option's."""
+    keys = {}
+    for axis in ALL:
+        for name in ALL[axis]:
+            for key, spec in option_files(axis)[name].keys.items():
+                if key not in COMMON_KEYS.get(axis, {}) and f"{axis}.{key}" not in ELSEWHERE:
+                    keys[f"{axis}={name} {axis}.{key}"] = spec
+    return keys
+
+
+OPTION_KEYS = option_keys()
+
+
+def values_of(key):
+    """Values that must differ in effect: all words that a key may be, or its default and another number."""
+    if key in VALUES:
+        return VALUES[key].split()
+    spec = OPTION_KEYS[key]
+    if not spec.constraint.intervals:
+        return spec.constraint.words
+    if spec.constraint.words:
+        return [*spec.constraint.words, "3" if spec.constraint.intervals[0].kind == "int" else "0.3"]
+    other = spec.default + 1 if isinstance(spec.default, int) else spec.default / 2 or 0.3
+    return [show(spec.default), show(other)]
 
 
 @pytest.mark.parametrize("axis", ALL)
@@ -240,25 +155,25 @@ def test_every_option_changes_the_model(axis):
         assert (logits[a] - logits[b]).abs().max() > 1e-5 or declared(f"{axis}={a}", f"{axis}={b}"), (a, b)
 
 
-@pytest.mark.parametrize("key", [*SWITCHES, *(pytest.param(key, marks=pytest.mark.slow) for key in MORE)])
-def test_every_switch_and_key_changes_the_model(key):
-    *extra, name = key.split()
-    extra += ["init=gpt2"] if name.startswith("init") and not extra else []
-    logits = {value: learned((*extra, f"{name}={value}")) for value in (SWITCHES | MORE)[key]}
+def check_values_differ(before, key, values):
+    logits = {value: learned((*before, f"{key}={value}")) for value in values}
+    assert len(logits) > 1
     for a, b in itertools.combinations(logits, 2):
         assert not torch.equal(logits[a], logits[b]), (a, b)
 
 
-def test_every_key_of_every_option_is_among_them():
-    default = {"init": "gpt2", "norm": "rms", "position": "rope"}
-    tested = set()
-    for *extra, key in map(str.split, [*SWITCHES, *MORE]):
-        axis, _, name = key.partition(".")
-        chosen = default | dict(text.split("=") for text in extra)
-        tested.add((axis, chosen.get(axis, ""), name))
-    keys = {(axis, name, key) for axis in ALL for name in ALL[axis] for key in default_option(axis, name).keys}
-    keys = {(axis, name, key) for axis, name, key in keys if key not in COMMON_KEYS.get(axis, {})}
-    assert {f"{a}={n} {a}.{k}" for a, n, k in keys - tested if f"{a}.{k}" not in ELSEWHERE} == set()
+@pytest.mark.parametrize("key", SWITCHES)
+def test_every_switch_changes_the_model(key):
+    *before, name = key.split()
+    check_values_differ(before, name, SWITCHES[key].split())
+
+
+@pytest.mark.parametrize("key", OPTION_KEYS)
+def test_every_key_of_an_option_changes_the_model(key):
+    option, name = key.split()
+    large = [] if option.startswith(("init", "param")) else ["init=xavier"]
+    before = [*large, option, *NEEDS.get(option, "").split(), *BEFORE.get(key, "").split()]
+    check_values_differ(before, name, values_of(key))
 
 
 @pytest.mark.parametrize("overrides", PAIRS, ids=",".join)
@@ -353,16 +268,6 @@ def test_initial_values_are_gain_times_z(tiny):
     for (name, a), (_, b) in zip(plain.named_parameters(), wide.named_parameters(), strict=True):
         if a.ndim > 1:
             torch.testing.assert_close(b, 2 * a, msg=name)
-
-
-def test_bias_off_leaves_no_bias_in_any_linear_layer_and_on_puts_one_where_it_acts(tiny):
-    without = {n for n, _ in build(tiny, "bias=off").named_parameters()}
-    with_bias = {n for n, _ in build(tiny, "bias=on").named_parameters()}
-    assert not [n for n in without if n.endswith("bias")]
-    added = {n.removeprefix("blocks.0.") for n in with_bias - without if n.startswith("blocks.0.")}
-    assert added == {f"attn.{p}.bias" for p in ("query", "key", "value", "out")} | {
-        f"ffn.{p}.bias" for p in ("gate", "up", "down")
-    }
 
 
 def test_tied_embeddings_are_one_parameter(tiny):

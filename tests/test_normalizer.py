@@ -74,12 +74,6 @@ def test_clipped_gives_exact_zeros_below_the_published_threshold_and_no_gradient
         assert not grad.any()
 
 
-def test_clipped_gives_equal_scores_no_weight_from_context_over_alpha_keys_on():
-    """The trap that its warning names: at the start scores are about equal."""
-    weights = build("clipped", alpha=2.0)(torch.zeros(1, H, T, T).masked_fill(~CAUSAL, -torch.inf))
-    assert weights.sum(-1)[0, 0].gt(1e-6).tolist() == [i + 1 <= T / 2.0 for i in range(T)]
-
-
 def test_clipped_says_that_short_rows_are_barely_clipped():
     notes = compose(["normalizer=clipped"]).resolved.notes
     assert [n for n in notes if n.startswith("normalizer=clipped: ") and "first queries" in n]

@@ -31,8 +31,8 @@ SIZES = (
     "weight_decay=0",
     f"optim.lr={LR}",
 )
-STEPS, VOCABULARY = 50, 11
-STEPS_WITH_GRADIENT = 40
+STEPS, VOCABULARY = 20, 11
+STEPS_WITH_GRADIENT = 15
 APART = 1e-4
 """The least distance of parts from their mean, relative to it."""
 MOVED = LR / 30

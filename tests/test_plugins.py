@@ -89,10 +89,12 @@ def test_the_documented_commands_work_as_they_are_written(tiny_run, tmp_path):
     assert sorted(list(plugins) for plugins in used) == [[], ["my_options"], ["my_options"]]
 
 
-def test_the_documented_python_works_as_it_is_written(tmp_path):
-    write(tmp_path, FILES)
-    done = python("-c", block("python") + "\nprint(type(model.final_norm).__name__)", cwd=tmp_path)
-    assert done.stdout.strip() == "MyNorm", done.stderr
+def test_the_documented_python_works_as_it_is_written(plugin, tmp_path, monkeypatch):
+    plugin()
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    exec(block("python"), names)
+    assert type(names["model"].final_norm).__name__ == "MyNorm"
 
 
 @pytest.mark.slow
@@ -192,6 +194,15 @@ def test_the_files_of_a_plugin_may_import_each_other(plugin):
 def test_a_broken_option_file_is_refused_when_it_is_composed(plugin, files, says):
     with pytest.raises(ConfigError, match=says):
         compose(["norm=my_norm"], plugins=[plugin(files)])
+
+
+@pytest.mark.parametrize(("value", "warned"), [("auto", False), ("2", False), ("9", True)])
+def test_a_rule_that_compares_a_number_does_not_hold_where_its_key_is_auto(plugin, value, warned):
+    limit = "limit: auto  # auto | int [1, 99]; a limit\nwarns: {limit + 1 > 9: too many}\n"
+    overrides = ["norm=my_norm", f"norm.limit={value}"]
+    folder = plugin({"norm/my_norm.yaml": YAML + limit})
+    notes = compose(overrides, plugins=[folder]).resolved.notes
+    assert any("too many" in note for note in notes) == warned
 
 
 @pytest.mark.parametrize("group", CLASSES)

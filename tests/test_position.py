@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 from tensors import draw, option_with
-from torch import nn
+from torch.nn import functional as F
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama import LlamaConfig
 from transformers.models.llama4 import modeling_llama4
@@ -13,7 +13,6 @@ from transformers.models.xglm.modeling_xglm import XGLMSinusoidalPositionalEmbed
 
 from nexus_ablate.axes.modules import Geometry
 from nexus_ablate.axes.position import POSITION, slopes, square
-from nexus_ablate.errors import ConfigError
 from nexus_ablate.model import build_model
 
 GEOMETRY = Geometry(n_layers=2, d_model=16, n_heads=2, n_kv_heads=2, head_dim=8, d_ff=32, context=12, vocab_size=11)
@@ -38,13 +37,6 @@ def rotate(position, x):
     return position.rotate(x, x, 0)[0]
 
 
-@pytest.mark.parametrize("pairing", ["half", "interleaved"])
-@pytest.mark.parametrize("fraction", [1.0, 0.5])
-def test_rope_real_and_complex_forms_are_one_function(pairing, fraction):
-    real, imaginary = (build("rope", pairing=pairing, fraction=fraction, form=form) for form in ("real", "complex"))
-    torch.testing.assert_close(rotate(real, vectors()), rotate(imaginary, vectors()), rtol=0, atol=1e-5)
-
-
 def test_rope_pairings_are_one_function_up_to_a_permutation_of_channels():
     x = vectors()
     order = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])  # (i, i + d/2) side by side
@@ -54,13 +46,10 @@ def test_rope_pairings_are_one_function_up_to_a_permutation_of_channels():
 
 def test_rope_is_the_papers_rotation():
     x = vectors()
-    turned = rotate(build("rope", pairing="interleaved", theta=100.0), x)
-    for p in (1, 5):
-        for i in range(4):
-            angle = p * 100.0 ** (-2 * i / 8)
-            a, b = x[0, 0, p, 2 * i], x[0, 0, p, 2 * i + 1]
-            torch.testing.assert_close(turned[0, 0, p, 2 * i], a * math.cos(angle) - b * math.sin(angle))
-            torch.testing.assert_close(turned[0, 0, p, 2 * i + 1], a * math.sin(angle) + b * math.cos(angle))
+    angle = torch.arange(12)[:, None] * 100.0 ** (-torch.arange(0, 8, 2) / 8)
+    pairs = torch.view_as_complex(x.unflatten(-1, (4, 2))) * torch.polar(torch.ones(12, 4), angle)
+    expected = torch.view_as_real(pairs).flatten(-2)
+    torch.testing.assert_close(rotate(build("rope", pairing="interleaved", theta=100.0), x), expected)
 
 
 def test_rope_rotates_only_its_fraction_with_the_rotated_width_as_denominator():
@@ -112,12 +101,9 @@ def test_sinusoids_are_added_to_the_embedding_times_the_root_of_the_width_as_in_
     tokens = torch.tensor([[3, 1, 4, 1, 5]])
     with torch.no_grad():
         model(tokens)
-    for p, token in enumerate(tokens[0].tolist()):
-        for i in range(8):
-            angle = p / 10000 ** (2 * i / 16)
-            for channel, wave in ((2 * i, math.sin(angle)), (2 * i + 1, math.cos(angle))):
-                expected = 4 * model.embedding.weight[token, channel].item() + wave
-                assert float(entered[0][p, channel]) == pytest.approx(expected, abs=1e-6)
+    angle = torch.arange(5)[:, None] / 10000 ** (torch.arange(0, 16, 2) / 16)
+    wave = torch.stack((angle.sin(), angle.cos()), -1).flatten(1)
+    torch.testing.assert_close(entered[0], 4 * model.embedding.weight[tokens[0]] + wave)
 
 
 def test_sinusoids_without_the_published_embedding_scale_are_allowed_with_a_warning(tiny):
@@ -172,18 +158,10 @@ def test_a_layer_of_nope_every_is_a_layer_without_positions(tiny, name):
     assert same == [False, True]
 
 
-@pytest.mark.parametrize("name", ["none", "learned", "sinusoidal"])
-def test_layers_without_positions_are_refused_where_no_layer_puts_them_in(tiny, name):
-    with pytest.raises(ConfigError, match=f"position={name} and nope_every=on"):
-        tiny(f"position={name}", "nope_every=2")
-
-
 def test_irope_has_positions_but_in_every_fourth_layer(tiny):
     model = build_model(tiny("position=irope", "model.n_layers=8"), 11)
     assert [model.position_at(layer) is model.position for layer in range(8)] == [True, True, True, False] * 2
     assert tiny("position=irope", "nope_every=2").resolved.nope_every == 2
-    with pytest.raises(ConfigError, match="nope_every=off"):
-        tiny("position=irope", "nope_every=off")
 
 
 def test_a_model_too_shallow_for_a_layer_without_positions_says_so(tiny):
@@ -290,11 +268,6 @@ def test_t5_adds_the_table_entry_of_the_bucket_of_the_distance_in_every_layer():
     assert torch.equal(bias, t5.score_bias(40, 1))
 
 
-def test_t5_buckets_that_leave_no_distance_to_the_far_half_are_refused(tiny):
-    with pytest.raises(ConfigError, match="half of the buckets"):
-        tiny("position=t5", "position.buckets=32", "position.max_distance=16")
-
-
 @pytest.mark.parametrize("form", ["log", "power"])
 def test_kerple_is_the_papers_kernel(form):
     kerple = build("kerple", form=form)
@@ -316,49 +289,29 @@ def test_kerple_starts_in_the_range_that_the_authors_draw_from():
     assert log.raw_r2_H.exp().tolist() == pytest.approx([0.5] * 4)
 
 
-@pytest.mark.parametrize("form", ["log", "power"])
-def test_kerple_has_finite_gradients_at_distance_0(form):
-    kerple = build("kerple", form=form)
-    kerple.score_bias(12, 0).square().sum().backward()
-    assert all(torch.isfinite(p.grad).all() and (p.grad != 0).all() for p in kerple.parameters())
-
-
 @pytest.mark.parametrize("threshold", [512.0, 5.0])
 def test_fire_is_the_papers_function_of_the_normed_distance(threshold):
     fire = build("fire", threshold=threshold)
+    distance = (torch.arange(12)[:, None] - torch.arange(12)).clamp(min=0)
+    longest = torch.arange(12).clamp(min=threshold)[:, None]
+    share = (0.1 * distance + 1).log() / (0.1 * longest + 1).log()
     for layer, function in enumerate(fire.functions):
-        mlp = nn.Sequential(nn.Linear(1, 32), nn.ReLU(), nn.Linear(32, 2))
-        with torch.no_grad():
-            mlp[0].weight.copy_(function.hidden.weight)
-            mlp[0].bias.copy_(function.hidden.bias)
-            mlp[2].weight.copy_(function.out.weight)
-            mlp[2].bias.zero_()
-        bias = fire.score_bias(12, layer)
-        for i in range(12):
-            for j in range(i + 1):
-                share = math.log(0.1 * (i - j) + 1) / math.log(0.1 * max(i, threshold) + 1)
-                torch.testing.assert_close(bias[:, i, j], mlp(torch.tensor([share])), rtol=1e-4, atol=1e-5)
-
-
-def test_fire_has_a_function_of_its_own_in_each_layer_unless_shared():
-    own, shared = build("fire"), build("fire", shared=True)
-    assert not torch.equal(own.score_bias(12, 0), own.score_bias(12, 1))
-    assert torch.equal(shared.score_bias(12, 0), shared.score_bias(12, 1))
+        hidden = F.relu(F.linear(share[..., None], function.hidden.weight, function.hidden.bias))
+        expected = F.linear(hidden, function.out.weight).movedim(-1, 0)
+        torch.testing.assert_close(fire.score_bias(12, layer).tril(), expected.tril(), rtol=1e-4, atol=1e-5)
 
 
 def test_transformer_xl_scores_are_the_papers_four_terms():
     position = build("transformer_xl")
     q, k, scale = vectors(seed=1), vectors(seed=2), 8**-0.5
-    angle = [torch.tensor([n / 10000 ** (2 * c / 16) for c in range(8)]) for n in range(12)]
-    wave = [torch.cat([a.sin(), a.cos()]) for a in angle]
+    angle = torch.arange(12)[:, None] / 10000 ** (torch.arange(0, 16, 2) / 16)
+    wave = torch.cat((angle.sin(), angle.cos()), 1)
+    distance = (torch.arange(12)[:, None] - torch.arange(12)).clamp(min=0)
     for layer in range(2):
         turned_q, turned_k = position.rotate(q, k, layer)
-        score = scale * turned_q @ turned_k.transpose(-1, -2) + position.query_bias(q, layer, scale)
-        for h in range(2):
-            for i in range(12):
-                for j in range(i + 1):
-                    place = position.key[layer].weight[8 * h : 8 * h + 8] @ wave[i - j]
-                    u, v = position.u.weight[h], position.v.weight[h]
-                    content = q[0, h, i] @ k[0, h, j] + u @ k[0, h, j]
-                    expected = scale * (content + q[0, h, i] @ place + v @ place)
-                    torch.testing.assert_close(score[0, h, i, j], expected, rtol=1e-4, atol=1e-4)
+        score = scale * turned_q @ turned_k.mT + position.query_bias(q, layer, scale)
+        places = (wave @ position.key[layer].weight.T)[distance].unflatten(-1, (2, 8))  # (query, key, head, channel)
+        u, v = position.u.weight[:, None], position.v.weight[:, None]
+        to_place = torch.einsum("bhic,ijhc->bhij", q + v, places)
+        expected = scale * ((q + u) @ k.mT + to_place)
+        torch.testing.assert_close(score.tril(), expected.tril(), rtol=1e-4, atol=1e-4)

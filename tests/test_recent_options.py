@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,9 +22,9 @@ from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock, 
 
 from nexus_ablate.axes.ffn import FFN, FFNParts
 from nexus_ablate.axes.modules import Geometry
-from nexus_ablate.axes.placement import ManifoldConnection, doubly_stochastic
+from nexus_ablate.axes.placement import ManifoldConnection
+from nexus_ablate.axes.position import square
 from nexus_ablate.config.options import default_option
-from nexus_ablate.errors import ConfigError
 from nexus_ablate.model import build_model
 from nexus_ablate.optimizers import build_optimizer, decay_groups
 from nexus_ablate.training.step import Step
@@ -146,16 +145,6 @@ def test_a_mixture_of_experts_is_mixtral_s_in_output_gradients_and_balance_loss(
     assert 1 <= added.figures["largest_load"] <= experts / active + 1e-5
 
 
-def test_a_mixture_of_one_expert_trains_as_swiglu_with_the_same_weights(tiny):
-    configs = tiny("ffn=moe", "ffn.experts=1", "ffn.active=1"), tiny("ffn=swiglu", "d_ff_ratio=4/3")
-    mixed, plain = (build_model(config, 11) for config in configs)
-    with torch.no_grad():
-        for one, other in zip(mixed.blocks, plain.blocks, strict=True):
-            for name in ("gate", "up", "down"):
-                getattr(other.ffn, name).weight.copy_(getattr(one.ffn, name)[0])
-    assert losses(mixed, configs[0]) == pytest.approx(losses(plain, configs[1]), abs=1e-5)
-
-
 @pytest.mark.parametrize("width", [3, 5, 18, 21])
 def test_experts_of_every_width_and_precision_compute(width):
     """grouped_mm takes rows of whole 16 bytes; others are filled up with zeros."""
@@ -230,13 +219,11 @@ def test_ssmax_multiplies_scores_by_the_logarithm_of_the_number_of_visible_keys(
     core = model.blocks[0].attn.core
     q, k, v = (draw(2, 2, 8, 8, seed=seed) for seed in range(3))
     bias = model.position.score_bias(8, 0)
-    expected = torch.zeros_like(q)
-    for h, i in itertools.product(range(2), range(8)):
-        seen = list(range(0 if window == "off" else max(0, i - 2), i + 1))
-        z = q[:, h, i : i + 1] @ k[:, h, seen].transpose(1, 2) / math.sqrt(8)
-        z = z if bias is None else z + bias[h] * torch.tensor([i - j for j in seen])
-        weights = torch.softmax(core.normalizer.s_H[h] * math.log(len(seen)) * z, -1)
-        expected[:, h, i] = (weights @ v[:, h, seen])[:, 0]
+    distance = torch.arange(8)[:, None] - torch.arange(8)
+    seen = (distance >= 0) & (distance < (8 if window == "off" else 3))
+    factor = core.normalizer.s_H[:, None, None] * seen.sum(1, keepdim=True).log()
+    added = torch.zeros(8, 8) if bias is None else factor * square(bias, 8)
+    expected = F.scaled_dot_product_attention(factor * q, k, v, added.masked_fill(~seen, -math.inf))
     close(core(q, k, v, bias), expected)
     core.fused = False
     close(core(q, k, v, bias), expected)
@@ -256,28 +243,26 @@ def test_sigmoid_attention_with_a_bias_starts_with_rows_like_softmax(tiny):
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_differential_attention_is_the_authors_equation_in_every_layer(tiny, kv_heads):
     model = model_of(tiny, "mixer=differential", "position=none", "model.n_heads=4", f"n_kv_heads={kv_heads}")
-    x, causal = draw(2, 8, 16), torch.ones(8, 8).tril().bool()
+    x = draw(2, 8, 16)
     for layer, block in enumerate(model.blocks):
         attn = block.attn
         q = attn.query(x).view(2, 8, 4, 4).transpose(1, 2)
         k = attn.key(x).view(2, 8, kv_heads, 4).transpose(1, 2).repeat_interleave(4 // kv_heads, 1)
         v = attn.value(x).view(2, 8, kv_heads // 2, 8).transpose(1, 2).repeat_interleave(4 // kv_heads, 1)
-        maps = torch.softmax((q @ k.transpose(-1, -2) / 2).masked_fill(~causal, -torch.inf), -1).view(2, 2, 2, 8, 8)
+        maps = F.scaled_dot_product_attention(q, k, v.repeat_interleave(2, 1), is_causal=True)
         start = 0.8 - 0.6 * math.exp(-0.3 * layer)
         weight = torch.exp(attn.lambda_q1 @ attn.lambda_k1) - torch.exp(attn.lambda_q2 @ attn.lambda_k2) + start
-        heads = (maps[:, :, 0] - weight * maps[:, :, 1]) @ v
+        heads = maps[:, ::2] - weight * maps[:, 1::2]
         normed = heads * torch.rsqrt(heads.square().mean(-1, keepdim=True) + 1e-5) * attn.pair_gain
         expected = attn.out(((1 - start) * normed).transpose(1, 2).flatten(2))
         close(attn(x, model.context(TOKENS)), expected)
 
 
-def test_the_vectors_of_lambda_start_at_a_tenth_under_every_init_and_are_drawn_by_seed(tiny):
+def test_the_vectors_of_lambda_start_at_a_tenth_under_every_init(tiny):
     wide = ("mixer=differential", "model.d_model=512", "model.n_heads=2")
     for init in ("gpt2", "xavier", "megatron"):
         vector = build_model(tiny(*wide, f"init={init}"), 11).blocks[0].attn.lambda_q1
         assert vector.std().item() == pytest.approx(0.1, rel=0.15)
-    first, second = (build_model(tiny(*wide, f"seed={seed}"), 11) for seed in (0, 1))
-    assert not torch.equal(first.blocks[0].attn.lambda_q1, second.blocks[0].attn.lambda_q1)
 
 
 # --------------------------------------------------------------------------------- convolutions and residual streams
@@ -393,14 +378,6 @@ def test_of_a_hyper_connection_the_projections_decay_and_the_constants_do_not(ti
     assert {name.rpartition(".")[2] for name in names} == decayed
 
 
-def test_twenty_iterations_bring_the_mixtures_of_mhc_to_doubly_stochastic_matrices_and_one_does_not():
-    """Rows are divided last, so what enters each stream always sums to 1."""
-    for iterations, reached in ((1, False), (20, True)):
-        matrix = doubly_stochastic(draw(5, 4, 4), iterations)
-        close(matrix.sum(-1), torch.ones(5, 4))
-        assert ((matrix.sum(-2) - 1).abs().max() < 1e-3) == reached
-
-
 def test_siamese_norm_is_the_authors_block_and_end(tiny):
     model = model_of(tiny, "placement=siamese", "model.n_layers=3")
     x = y = model.embedding(TOKENS)
@@ -443,8 +420,8 @@ def ngpt_logits(model, tokens):
         q, k, v = (m(h).view(2, T, heads, d).transpose(1, 2) for m in (attn.query, attn.key, attn.value))
         length = (attn.qk_norm.length_Hd / base)[:, None]
         q, k = length * unit(rotated(q)), length * unit(rotated(k))
-        scores = (q @ k.transpose(-1, -2) * d**0.5).masked_fill(~torch.ones(T, T).tril().bool(), -torch.inf)
-        h = step(h, attn.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2)), block.step_attn)
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=d**0.5)
+        h = step(h, attn.out(out.transpose(1, 2).flatten(2)), block.step_attn)
         u, gate = mlp.scale_up * d_model**0.5 * mlp.up(h), mlp.scale_gate * d_model**0.5 * mlp.gate(h)
         h = step(h, mlp.down(u * F.silu(gate)), block.step_ffn)
     return h @ model.head.weight.T * (model.head.logit_scale_V / base)
@@ -473,12 +450,6 @@ def test_ngpt_s_weights_have_length_1_at_the_start_and_after_a_step(tiny):
     assert not torch.equal(before["head.weight"], step.model.head.weight)
 
 
-def test_ngpt_s_training_is_that_of_the_authors_train_py(tiny):
-    config = tiny("preset=ngpt")
-    assert (config.weight_decay, config.schedule.warmup, config.schedule.final_lr) == (0, 0, 0)
-    assert not config.tie_embeddings
-
-
 # ------------------------------------------------------------------------------------------------- values by layer
 
 
@@ -486,23 +457,9 @@ def test_positions_are_missing_in_the_listed_layers(tiny):
     model = build_model(tiny("model.n_layers=4", "nope_every=[0,2]"), 11)
     assert [model.position_at(layer) is model.position for layer in range(4)] == [False, True, False, True]
     assert same(tiny, ["nope_every=[1]"], ["nope_every=2"])
-    for listed, got in (("[]", "each once"), ("[0,0]", "each once"), ("[2]", "there is no layer 2")):
-        with pytest.raises(ConfigError, match=got):
-            tiny(f"nope_every={listed}")
 
 
 # ------------------------------------------------------------------------------------------------ prescriptions
-
-
-ROTARY = ("rope", "irope", "rope_interpolated", "rope_llama3", "rope_yarn")
-
-
-@pytest.mark.parametrize(("score", "position"), [*itertools.product(("additive", "luong_concat"), ROTARY)])
-def test_scores_that_are_no_product_refuse_rotary_positions_with_a_fix_that_works(tiny, score, position):
-    with pytest.raises(ConfigError, match="not a function of i - j") as refused:
-        tiny(f"attention={score}", f"position={position}")
-    assert str(refused.value).splitlines()[-1].strip() == "try: position=alibi"
-    tiny(f"attention={score}", "position=alibi")
 
 
 def test_the_general_score_with_rotary_positions_is_a_function_of_the_distance(tiny):
@@ -521,46 +478,6 @@ def test_the_general_score_with_rotary_positions_is_a_function_of_the_distance(t
 
 
 # ------------------------------------------------------------------------------------------ refusals and controls
-
-
-@pytest.mark.parametrize(
-    "option",
-    [
-        "mixer=differential",
-        "ffn=moe",
-        "placement=hyper",
-        "placement=mhc",
-        "placement=ngpt",
-        "qk_norm=ngpt",
-        "ffn=ngpt",
-        "head=scaled",
-    ],
-)
-def test_an_option_without_a_rule_under_mup_refuses_it(tiny, option):
-    tiny(option)
-    with pytest.raises(ConfigError, match="no muP rule"):
-        tiny(option, "param=mup")
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ("mixer=differential", "model.n_heads=1"),
-        ("mixer=differential", "n_kv_heads=1"),
-        ("ffn=moe", "ffn.active=9"),
-        ("ffn=moe", "bias=on"),
-        ("ffn=moe", "conv=canon"),
-        ("ffn=moe", "optim=muon"),
-        ("qk_norm=ngpt", "n_kv_heads=1"),
-        ("ffn=xielu", "ffn.alpha_n=0.4"),
-        ("conv=canon", *(f"conv.{site}=off" for site in ("attn_in", "qkv", "ffn_in", "ffn_hidden"))),
-    ],
-    ids=" ".join,
-)
-def test_what_an_option_cannot_be_combined_with_is_refused_in_three_lines(tiny, overrides):
-    with pytest.raises(ConfigError) as refused:
-        tiny(*overrides)
-    assert len(str(refused.value).splitlines()) == 3
 
 
 OFF = [
@@ -586,23 +503,13 @@ def test_an_option_can_be_turned_off_for_good_or_at_the_start(tiny, switched, pl
     assert (one == other) is ((switched, plain) in OFF)
 
 
-def test_the_page_of_recent_options_says_which_of_their_switches_hold_at_the_start_alone():
-    page = (Path(__file__).parent.parent / "docs/recent_options.md").read_text(encoding="utf-8")
-    for switched, _ in EQUAL_AT_THE_START[1:]:
-        option, *keys = switched.split()
-        row = next(
-            line for line in page.splitlines() if line.startswith("|") and all(k in line for k in (option, *keys))
-        )
-        assert "equal at the start" in row
-
-
 @pytest.mark.parametrize("option", ["value=residual", "value=embedding", "ffn=moe", "placement=hyper", "conv=canon"])
 def test_recomputed_blocks_give_the_same_gradients(tiny, option):
     assert same(tiny, [option, "train.activation_checkpointing=on"], [option])
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("option", ["value=residual", "ffn=moe", "mixer=differential", "preset=ngpt"])
+@pytest.mark.parametrize("option", ["value=residual", "ffn=moe"])
 def test_a_step_with_recomputed_blocks_is_one_graph(tiny, option):
     config = tiny(option, "train.activation_checkpointing=on", "train.batch_size=2", "train.device=cpu")
     rows = np.random.default_rng(0).integers(0, 11, (2, 9))

@@ -71,15 +71,6 @@ def test_a_run_learns(tiny_run):
     assert losses[-1] < losses[0] - 0.5
 
 
-def test_two_equal_runs_are_bit_identical(tiny_run, tmp_path):
-    first = run(tiny_run("model.dropout=0.2"))
-    second = run(tiny_run("model.dropout=0.2", f"runs_dir={tmp_path / 'other'}"))
-    assert first.path.name == second.path.name
-    assert logged(first.path) == logged(second.path)
-    assert logged(first.path, "probes.jsonl") == logged(second.path, "probes.jsonl")
-    assert same_weights(first.path, second.path)
-
-
 def test_the_z_loss_is_trained_on_and_logged_beside_a_loss_that_stays_cross_entropy(tiny_run):
     with_z, without = (
         logged(run(tiny_run("train.steps=3", f"z_loss={z}", "optim.warmup=0", "init=gpt2")).path) for z in (0.5, 0)
@@ -312,7 +303,7 @@ def made_as(path, **facts):
             True,
             marks=pytest.mark.slow,
         ),
-        ({}, "train.threads=2", "other threads (1) than requested, which changed no digit", False),
+        ({}, "train.threads=2", "already finished", False),
         pytest.param({"compiled": True}, "train.compile=auto", "already finished", False, marks=pytest.mark.slow),
         pytest.param({}, "train.compile=off", "already finished", False, marks=pytest.mark.slow),
     ],

@@ -8,7 +8,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from nexus_ablate.cli.verb import Flag, Flags, Verb, comma_separated
-from nexus_ablate.config.options import evaluation_name, evaluation_of, option_files
+from nexus_ablate.config.evaluations import evaluation_name, evaluation_of
+from nexus_ablate.config.options import option_files
 from nexus_ablate.errors import OK, ConfigError, UserError, printable
 
 if TYPE_CHECKING:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from nexus_ablate.cli.verb import Flag, Flags, Verb
+from nexus_ablate.config.evaluations import evaluation_value
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.groups import choices_of
-from nexus_ablate.config.options import OptionFile, conf_dir, conf_yaml, evaluation_value, option_files
+from nexus_ablate.config.options import OptionFile, conf_dir, conf_yaml, option_files
 from nexus_ablate.config.run_config import CLOSED_GROUPS, OPTION_GROUPS, RunConfig
 from nexus_ablate.errors import OK, unknown
 from nexus_ablate.measure.measures import MEASURES

@@ -7,14 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from nexus_ablate.config.evaluations import SHIPPED, evaluation_of
 from nexus_ablate.config.grammar import compare_numbers, factors_by_role, is_comparison, names_in, show
 from nexus_ablate.config.groups import GROUPS, keys_under, option_names
 from nexus_ablate.config.options import (
     IN_OTHER_LAYERS,
-    SHIPPED,
     OptionFile,
-    at_layer,
-    evaluation_of,
     option_files,
 )
 from nexus_ablate.config.roles import DECAYED
@@ -176,16 +174,6 @@ def check_graphs(device: str) -> None:
         raise ConfigError("CUDA graphs need a GPU with CUDA", f"train.compile=graphs on {device}", "train.compile=on")
 
 
-def readers(config: RunConfig, key: str) -> set[int]:
-    """The layers whose mixer reads one of `READ_BY_MIXERS`."""
-    layers, files = set(), option_files("mixer")
-    for layer in range(config.model.n_layers):
-        reads = files[at_layer("mixer", config.mixer, layer).name].reads
-        if key in reads or "all" in reads:
-            layers.add(layer)
-    return layers
-
-
 def check_mixer(config: RunConfig, resolved: Resolved) -> None:
     """Check that some layer's mixer reads each choice that acts through the mixer alone.
 
@@ -201,7 +189,7 @@ def check_mixer(config: RunConfig, resolved: Resolved) -> None:
         value, axis = show(values.get(key, idle[0])), key.partition(".")[0]
         layers = options[axis].keys.get("layers", "all") if axis in options else "all"
         chosen = range(config.model.n_layers) if layers == "all" else layers
-        if value in idle or not readers(config, key).isdisjoint(chosen):
+        if value in idle or not config.layers_reading(key).isdisjoint(chosen):
             continue
         problem = f"{mixer} does not read {key}, so {key}={value} would change nothing"
         if source := resolved.prescribed.get(key):
@@ -213,7 +201,7 @@ def without_effect(config: RunConfig, resolved: Resolved) -> list[str]:
     """A note for each value that was set and changes nothing beside the others."""
     notes = []
     n_layers, context = config.model.n_layers, config.model.context
-    with_maps = sorted(readers(config, "attention"))
+    with_maps = sorted(config.layers_reading("attention"))
     if config.probe.name != "off" and len(with_maps) < n_layers:
         where = f"of the layers {show(with_maps)} alone" if with_maps else "not defined"
         notes.append(f"mixer={config.mixer.name} has no attention maps: the measures attn/... are {where}")
@@ -242,7 +230,7 @@ def apply_rules(config: RunConfig, resolved: Resolved, chosen: dict[str, OptionF
         file = option_files("evaluation")[evaluation.name]
         options.append((f"evals=[{evaluation.name}]", evaluation.keys, file))
         for key in file.reads:
-            if len(readers(config, key)) < config.model.n_layers:
+            if len(config.layers_reading(key)) < config.model.n_layers:
                 mixer, name = f"mixer={config.mixer.name}", f"evals=[{evaluation.name}]"
                 problem = f"{name} is not defined for {mixer}: it needs the {key} of every layer"
                 raise ConfigError(problem, f"{mixer} {name}", "mixer=attention, or evals=[]")

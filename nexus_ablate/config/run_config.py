@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from nexus_ablate.config.grammar import Constraint
-from nexus_ablate.config.options import COMMON_KEYS, LATER, OPTIONS, Option
+from nexus_ablate.config.options import COMMON_KEYS, LATER, OPTIONS, Option, at_layer, option_files
 
 OPTION_GROUPS = (*OPTIONS, "data", "tracker")
 """The groups whose option files are their own schema."""
@@ -298,6 +298,12 @@ class RunConfig:
         resolved = resolved or self.resolved
         chosen = {group: getattr(self, group) for group in OPTIONS}
         return chosen | {"init": resolved.init, "qk_norm": resolved.qk_norm}
+
+    def layers_reading(self, key: str) -> set[int]:
+        """The layers whose mixer reads a key that acts through mixers alone (`READ_BY_MIXERS` in rules.py)."""
+        files, layers = option_files("mixer"), range(self.model.n_layers)
+        reads = {layer: files[at_layer("mixer", self.mixer, layer).name].reads for layer in layers}
+        return {layer for layer in layers if key in reads[layer] or "all" in reads[layer]}
 
     def nested(self) -> dict[str, Any]:
         """The configuration as the user would write it, with `auto`, for config.yaml."""

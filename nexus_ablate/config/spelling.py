@@ -7,7 +7,6 @@ from typing import Any
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.groups import choices_of
 from nexus_ablate.config.options import COMMON_KEYS, IN_OTHER_LAYERS, Option, default_option, option_files
-from nexus_ablate.config.rules import readers
 from nexus_ablate.config.run_config import RunConfig
 
 BY_LAYER = ("theta", "factor")
@@ -31,7 +30,7 @@ def one_spelling(config: RunConfig) -> list[str]:
         if isinstance(listed := getattr(config, axis).keys.get("layers"), list):
             _set(config, f"{axis}.layers", sorted(listed))
     default = default_option("position", choices_of("config")["position"])
-    if config.position == default and not readers(config, "position"):
+    if config.position == default and not config.layers_reading("position"):
         notes.append(f"mixer={config.mixer.name} does not read position, so it is position=none")
         config.position = Option("none")
     layers = config.nope_every

@@ -22,7 +22,7 @@ from nexus_ablate.runs.naming import BASELINE
 from nexus_ablate.study.arm_overrides import BUDGETS, is_override, key_of, merged
 from nexus_ablate.study.record import config_hash
 from nexus_ablate.study.study import WORTH_ARMS, Study
-from nexus_ablate.training.start import check_groups
+from nexus_ablate.training.refusals import check_groups
 
 PROBE_LEVELS = ("off", "standard", "full")
 FARTHEST_MATCH = 0.05

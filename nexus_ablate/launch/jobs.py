@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nexus_ablate import errors
+from nexus_ablate.config.evaluations import evaluation_name, evaluation_of
 from nexus_ablate.config.grammar import show
-from nexus_ablate.config.options import Option, evaluation_name, evaluation_of
+from nexus_ablate.config.options import Option
 from nexus_ablate.config.override_syntax import quoted
 from nexus_ablate.config.resolve import changed
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.console import several
 from nexus_ablate.data import fingerprint_of
 from nexus_ablate.errors import ConfigError, UserError
+from nexus_ablate.gpus import on_gpu
 from nexus_ablate.launch.arm_configs import Configs, budget
 from nexus_ablate.provenance import code_of, differ, differing_files
 from nexus_ablate.runs import SETTLED, arm_name, effective_state, has_status, read_status, read_summary, run_path
@@ -23,6 +25,7 @@ from nexus_ablate.runs.naming import BASELINE
 from nexus_ablate.runs.record import read_env
 from nexus_ablate.study.arm_overrides import merged
 from nexus_ablate.study.study import WORTH_ARMS, Study
+from nexus_ablate.training.device import compiles_on_cpu
 from nexus_ablate.training.session import code_for, identity_of
 
 STATUS = {"finished": errors.OK, "diverged": errors.DIVERGED, "failed": errors.BUG, "running": errors.ALIVE}
@@ -108,6 +111,7 @@ def jobs(study: Study, configs: Configs, runs_dir: Path, launch: Sequence[str]) 
     """
     fingerprints: dict[str, str] = {}
     made = []
+    compiles = all(compiles_here(config) for config in configs.values())  # all arms, or none
     for seed in study.seeds:
         for arm, arm_config in configs.items():
             own_rate = arm_config.schedule.lr
@@ -125,11 +129,21 @@ def jobs(study: Study, configs: Configs, runs_dir: Path, launch: Sequence[str]) 
                 settings += [f"seed={seed}", f"experiment={quoted(Path(study.folder_name))}"]
                 # `auto` could mean something else where the job runs
                 settings.append(f"train.precision={config.train.precision}")
-                if config.train.compile == "auto":  # or one arm could be compiled and the next one not
+                if config.train.compile == "auto" and not compiles:
                     settings.append("train.compile=off")
                 overrides = merged(_overrides_of(study, arm, configs), settings, [*launch])
                 made.append(Job(arm, seed, rate, folder, path, overrides, config))
     return made
+
+
+def compiles_here(config: RunConfig) -> bool:
+    """Whether `train.compile=auto` compiles a run of a study on this machine's CPU; on a GPU it compiles none.
+
+    The runs are ordered by seed, so with as many arms as workers each program is compiled once, by the first run of
+    its arm, and the other seeds find it in the compiler's cache.
+    """
+    device = config.train.device
+    return device in ("auto", "cpu") and not on_gpu(device) and compiles_on_cpu(config)[0]
 
 
 def _overrides_of(study: Study, arm: str, configs: Configs) -> list[str]:

@@ -7,11 +7,8 @@ from dataclasses import dataclass
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.kernels.loss import chunks_losses
 from nexus_ablate.measure.counts import peak_flops
-from nexus_ablate.training.device import Hardware, cxx_compiler
+from nexus_ablate.training.device import Hardware, compiles_on_cpu
 
-COMPILE_FLOPS = 5e13
-"""Training FLOPs from which `train.compile=auto` compiles on a CPU: about ten minutes on two cores. It takes 10 to
-30 seconds."""
 COMPILE_SAVES = 0.4
 """Share of the arithmetic of an uncompiled step on a GPU that compiling saves: nanoGPT's README reports 250 ms before
 and 135 after."""
@@ -76,10 +73,7 @@ def compiling_pays(config: RunConfig, steps: int, step_flops: float, hardware: H
         step_flops: Of one step in this process: 6 per parameter and token.
     """
     if hardware.kind == "cpu":
-        flops = step_flops * steps
-        if flops < COMPILE_FLOPS:
-            return False, f"{flops:.1e} FLOPs; compiling pays from {COMPILE_FLOPS:.0e}"
-        return bool(cxx_compiler()), f"{flops:.1e} FLOPs" if cxx_compiler() else "there is no C++ compiler"
+        return compiles_on_cpu(config)
     if hardware.kind != "cuda":
         return False, f"not on {hardware.kind}"
     peak = peak_flops(hardware.name, config.train.precision) or USUAL_PEAK

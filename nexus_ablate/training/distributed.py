@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from nexus_ablate.config.run_config import RunConfig
     from nexus_ablate.training.signals import StopRequest
 
 STOP_EVERY = 10
@@ -156,32 +155,3 @@ def join(place: Place, device: torch.device) -> Iterator[World]:
         yield World(place, device)
     finally:
         distributed.destroy_process_group()
-
-
-def check_world(config: RunConfig, place: Place) -> None:
-    """Check that a run can be distributed over the processes.
-
-    Raises:
-        ConfigError: The batch size is not divisible by them, or the model computes statistics or a loss over the batch.
-    """
-    if place.size == 1:
-        return
-    if config.train.batch_size % place.size:
-        fix = f"a batch size that is a multiple of {place.size}; adjust train.grad_accum to keep the tokens per step"
-        got = f"{config.train.batch_size} sequences, {place.size} processes"
-        raise ConfigError("train.batch_size must be divisible by the number of processes", got, fix)
-    from nexus_ablate.model import countable_model
-
-    model = countable_model(config)
-    updated = {  # by sums over all processes
-        f"{name}.{buffer}"
-        for name, module in model.named_modules()
-        for buffer, _ in module.named_buffers(recurse=False)
-        if hasattr(module, "after_step")
-    }
-    if model.state_dict().keys() - dict(model.named_parameters()).keys() - updated:
-        problem = f"norm={config.norm.name} computes statistics over the batch, and each process only sees a part of it"
-        raise ConfigError(problem, f"{place.size} processes", "train it in one process, or with another norm")
-    if any(getattr(module, "balance", 0) for module in model.modules()):
-        problem = f"ffn={config.ffn.name} balances its experts over the batch, and each process only sees a part of it"
-        raise ConfigError(problem, f"{place.size} processes", "train it in one process, or with ffn.balance=0")

@@ -8,7 +8,7 @@ from nexus_ablate.errors import AGAIN, Preempted
 from nexus_ablate.training.distributed import World
 from nexus_ablate.training.signals import StopRequest
 from nexus_ablate.training.start import initial_model
-from nexus_ablate.training.step import Step, forget_programs, steps_of
+from nexus_ablate.training.step import Step, steps_of
 
 
 def follow(config: RunConfig, data: TokenizedData, world: World) -> None:
@@ -29,7 +29,6 @@ def follow(config: RunConfig, data: TokenizedData, world: World) -> None:
         number = step.distribute(0)
         model.train()
         if step.compiled:
-            forget_programs()
             step.compile(batches.batch(number))
         while number < steps:
             step.take(number, batches.batch(number))

@@ -1,4 +1,4 @@
-"""Memory of this process: keeping what is freed between steps, the error when it runs out, and the peak."""
+"""Memory of this process: keeping what is freed between steps, whether it has run out, and the peak."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ import os
 import resource
 import sys
 from typing import TYPE_CHECKING
-
-from nexus_ablate.config.run_config import RunConfig
-from nexus_ablate.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -42,17 +39,6 @@ def out_of_memory(error: BaseException) -> bool:
     said = "DefaultCPUAllocator: can't allocate memory" in str(error) or "std::bad_alloc" in str(error)
     refused = isinstance(error, OSError) and error.errno == errno.ENOMEM
     return said or refused or isinstance(error, torch.OutOfMemoryError | MemoryError)
-
-
-def too_large(config: RunConfig) -> ConfigError:
-    """The error for a run that has used up the memory, with the settings that take less."""
-    train, layers, width = config.train, config.model.n_layers, config.model.d_model
-    fix = "train.activation_checkpointing=on, or a smaller model"
-    if train.batch_size > 1:
-        half, twice = train.batch_size // 2, 2 * train.grad_accum
-        fix = f"train.batch_size={half} train.grad_accum={twice}, or {fix}"
-    got = f"train.batch_size={train.batch_size}, model.n_layers={layers}, model.d_model={width}"
-    return ConfigError("this run does not fit in memory", got, fix)
 
 
 def resident_peak_bytes() -> int:

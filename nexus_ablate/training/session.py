@@ -35,10 +35,11 @@ from nexus_ablate.runs.files import refused
 from nexus_ablate.track import Tracker, refresh, start_tracker
 from nexus_ablate.training.device import IDLE, choose_threads, device_of, processor_name
 from nexus_ablate.training.display import Display
-from nexus_ablate.training.distributed import World, check_world, join, place
+from nexus_ablate.training.distributed import World, join, place
 from nexus_ablate.training.evaluation import evaluate
-from nexus_ablate.training.memory import keep_freed_memory, out_of_memory, too_large
-from nexus_ablate.training.start import check_start, initial_model, science_of
+from nexus_ablate.training.memory import keep_freed_memory, out_of_memory
+from nexus_ablate.training.refusals import check_start, check_world, too_large
+from nexus_ablate.training.start import initial_model, science_of
 
 
 @dataclass
@@ -147,10 +148,6 @@ def _lead(
             probed = (record.config or {}).get("probe")
             if probed != config.nested()["probe"]:
                 display.say("this run has other probe settings than requested; rerun=on trains it again")
-            threads = summary.get("threads", config.train.threads)
-            if config.train.threads not in ("auto", threads) and summary.get("device") == "cpu":
-                problem = f"this run was trained with other threads ({threads}) than requested"
-                display.say(f"{problem}, which changed no digit where it was tried; rerun=on trains it again")
             if config.evals:
                 summary = evaluate(run.path, config.evals)
                 if summary != record.summary:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nexus_ablate.config.rules import check_vocabulary
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.errors import CheckpointError, ConfigError
 
@@ -120,36 +119,6 @@ def _of_decoder(config: RunConfig, files: Any, path: Path, model: GPT) -> dict[s
     expression = express(published, load(published, files).state_dict())
     check_architecture(config, expression)
     return expression.state(model)
-
-
-def check_start(config: RunConfig, vocab_size: int) -> None:
-    """Check that a run can start, before its directory is made.
-
-    Args:
-        vocab_size: Number of tokens of the tokenizer.
-
-    Raises:
-        ConfigError: The embedding is too small for the tokenizer, the weights to start from don't fit the model, or
-            `optim.groups` names a role that the model doesn't have.
-    """
-    check_groups(config)
-    check_vocabulary(config, vocab_size)
-    if "run" in config.init.keys:
-        initial_model(config, vocab_size)
-
-
-def check_groups(config: RunConfig) -> None:
-    """Check that the model has parameters of every role in `optim.groups`.
-
-    Raises:
-        ConfigError: It lacks one.
-    """
-    if not config.schedule.groups:
-        return
-    from nexus_ablate.model import countable_model
-    from nexus_ablate.optimizers import parameters_of
-
-    parameters_of(countable_model(config), config.optim, config.weight_decay)
 
 
 def initial_model(config: RunConfig, vocab_size: int) -> GPT:

@@ -33,7 +33,7 @@ from nexus_ablate.training.gradients import first_over_last
 from nexus_ablate.training.memory import TrainingPeak
 from nexus_ablate.training.progress import Progress
 from nexus_ablate.training.signals import StopRequest
-from nexus_ablate.training.step import Seen, Step, compiled_programs, forget_programs, steps_of
+from nexus_ablate.training.step import Seen, Step, compiled_programs, steps_of
 
 EVAL_TOKENS = 8192
 """Tokens per forward pass of the evaluation, unless one window is longer."""
@@ -111,7 +111,6 @@ class Trainer:
         if self.step.compiled:
             self.display.say("compiling the training step; train.compile=off skips this")
             with self._aside("compile"):
-                forget_programs()
                 uncompiled = self.step.compile(self.batches.batch(self.progress.step))
             if uncompiled:
                 self.display.warn(f"training without torch.compile, which failed: {uncompiled}")
