@@ -16,7 +16,7 @@ from nexus_ablate import errors
 from nexus_ablate.cli import main
 from nexus_ablate.console import duration
 from nexus_ablate.launch.states import LOSS, read_line, read_lines, table, troubles
-from nexus_ablate.runs.record import last_row
+from nexus_ablate.runs.reading import last_row
 
 STATES = ("finished", "diverged", "failed", "preempted", "created", "running")
 

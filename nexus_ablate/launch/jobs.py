@@ -22,7 +22,7 @@ from nexus_ablate.launch.arm_configs import Configs, budget
 from nexus_ablate.provenance import code_of, differ, differing_files
 from nexus_ablate.runs import SETTLED, arm_name, effective_state, has_status, read_status, read_summary, run_path
 from nexus_ablate.runs.naming import BASELINE
-from nexus_ablate.runs.record import read_env
+from nexus_ablate.runs.reading import read_env
 from nexus_ablate.study.arm_overrides import merged
 from nexus_ablate.study.study import WORTH_ARMS, Study
 from nexus_ablate.training.device import compiles_on_cpu

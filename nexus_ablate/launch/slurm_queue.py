@@ -14,7 +14,7 @@ from pathlib import Path
 
 from nexus_ablate.errors import UserError
 from nexus_ablate.runs.formats import JobAnswer, SubmissionRecord
-from nexus_ablate.runs.record import read_document
+from nexus_ablate.runs.reading import read_document
 
 FOLDER = ".slurm"
 ANSWER_SECONDS = 30

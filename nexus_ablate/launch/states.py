@@ -17,7 +17,7 @@ from nexus_ablate.runs import effective_state, find_runs, has_status, read_statu
 from nexus_ablate.runs.lookup import id_of, seed_of
 from nexus_ablate.runs.naming import BASELINE
 from nexus_ablate.runs.ownership import LIVE
-from nexus_ablate.runs.record import last_row, read_config, read_text, setting_folders
+from nexus_ablate.runs.reading import last_row, read_config, read_text, setting_folders
 
 if TYPE_CHECKING:
     from rich.table import Table

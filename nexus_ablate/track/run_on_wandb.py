@@ -12,7 +12,7 @@ from nexus_ablate.config.options import AXES, Option, option_files
 from nexus_ablate.runs import RunRecord
 from nexus_ablate.runs.formats import WandbRun
 from nexus_ablate.runs.lookup import id_of
-from nexus_ablate.runs.record import read_document
+from nexus_ablate.runs.reading import read_document
 from nexus_ablate.track.account import redact
 
 PLACE_FILE = "wandb.json"

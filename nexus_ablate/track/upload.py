@@ -15,7 +15,7 @@ from nexus_ablate.report.run_picture import HEAT_MAPS, heat_maps
 from nexus_ablate.runs import SETTLED, RunRecord, atomic_write_json, read_jsonl
 from nexus_ablate.runs.formats import WandbRun
 from nexus_ablate.runs.ownership import release, take_lock
-from nexus_ablate.runs.record import leaves, parse_row, read_lines
+from nexus_ablate.runs.reading import leaves, parse_row, read_lines
 from nexus_ablate.track.account import set_up
 from nexus_ablate.track.run_on_wandb import PLACE_FILE, config_of
 
