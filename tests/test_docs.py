@@ -116,7 +116,7 @@ def test_the_page_of_the_command_line_shows_every_verb():
 
 
 def test_every_flag_that_a_page_names_is_one_of_a_verb():
-    flags = {flag.name for verb in all_verbs() for flag in verb.flags} | {"--plugin"}
+    flags = {name for verb in all_verbs() for flag in verb.flags for name in (flag.name, *flag.keys)} | {"--plugin"}
     named = {flag for page in PAGES for flag in re.findall(r"`(--[a-z][a-z-]*)", page.read_text())}
     assert named - flags == set()
 
