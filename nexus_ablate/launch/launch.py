@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -11,10 +12,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from nexus_ablate import errors
+from nexus_ablate.config.compose import compose
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.options import Option
 from nexus_ablate.config.rules import check_vocabulary
-from nexus_ablate.console import nearer
+from nexus_ablate.console import nearer, several
 from nexus_ablate.data import prepare
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.launch.arm_configs import Configs, resolve
@@ -32,6 +34,7 @@ from nexus_ablate.study.arm_overrides import key_of
 from nexus_ablate.study.definition import runs_dir_of, settings_of
 from nexus_ablate.study.record import load, save
 from nexus_ablate.study.study import Study, encode
+from nexus_ablate.training.session import other_arithmetic
 
 NOT_FIXED = ("source", "configs", "equal", "added_seeds")
 """Keys of study.yaml that a later launch may change, or that follow from others."""
@@ -94,7 +97,7 @@ def launch(
     statuses = []
     for planned in settings:
         is_last = planned is settings[-1]
-        statuses.append(_run(planned, backend, retry_failed, seeds, name if is_last else ""))
+        statuses.append(_run(planned, launch_overrides, backend, retry_failed, seeds, name if is_last else ""))
         if statuses[-1] == errors.PREEMPTED:
             return errors.PREEMPTED
     return next(filter(None, statuses), errors.OK)
@@ -249,6 +252,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _run(
     planned: Planned,
+    launch_overrides: Sequence[str],
     backend: Backend,
     retry_failed: bool,
     seeds: Collection[int],
@@ -266,11 +270,23 @@ def _run(
     for title, reason in study.refused.items():
         progress.say(f"  {title} is refused: {reason}")
     waiting = missing(chosen, retry_failed)
-    for job in chosen:
-        if job not in waiting:
-            progress.already_ended(job, job.result())
+    ended = [job for job in chosen if job not in waiting]
+    for job in ended:
+        progress.already_ended(job, job.result())
+    _say_of_other_arithmetic(ended, launch_overrides, progress)
     for job in waiting:
         progress.statuses[job.path] = errors.PREEMPTED
     stopped = backend.run(waiting, progress) if waiting else ""
     progress.end(stopped, compare)
     return errors.PREEMPTED if stopped else progress.status
+
+
+def _say_of_other_arithmetic(ended: list[Job], launch_overrides: Sequence[str], progress: JobProgress) -> None:
+    """Say which finished runs are kept although this launch asks for another device or for compiled steps."""
+    if not any(key_of(text) in ("train.device", "train.compile") for text in launch_overrides):
+        return
+    unlike = Counter(", ".join(other_arithmetic(compose(job.overrides), job.path)) for job in ended)
+    for what, number in unlike.items():
+        if what:
+            kept = f"{several(number, 'finished run')} trained with {what} than requested, and kept"
+            progress.say(f"{kept}; a study of another name trains them as requested")
