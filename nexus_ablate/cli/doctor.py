@@ -39,6 +39,7 @@ VERB = Verb(
     "Keys are never shown. The exit status is 2 if something is missing that every run needs, otherwise 0.",
 )
 
+SRUN_SECONDS = 120.0
 LITTLE_SPACE = 2 * 2**30
 """Fewest free bytes: enough for a study of small runs with checkpoints, token files and logs."""
 
@@ -243,7 +244,7 @@ def shared(runs_dir: Path) -> MachineCheck:
     job = ["srun", "--ntasks=1", "--time=1", "--mem=100", "--immediate=60", "test", "-e"]
     with tempfile.NamedTemporaryFile(dir=path, prefix=".doctor") as file:
         try:
-            done = subprocess.run([*job, file.name], capture_output=True, text=True, timeout=120, check=False)
+            done = subprocess.run([*job, file.name], capture_output=True, text=True, timeout=SRUN_SECONDS, check=False)
         except subprocess.TimeoutExpired:
             return MachineCheck("runs on nodes", False, "srun does not answer", "is SLURM's controller running?")
     if done.returncode == 0:
