@@ -136,7 +136,8 @@ def by_name(described) -> dict[str, MachineCheck]:
 def test_a_cluster_is_described_by_its_partitions(tools, tmp_path):
     for name in ("sbatch", "squeue", "scontrol"):
         tools(name)
-    tools("sinfo", "echo 'low (2 nodes, gpu:2, up)'; echo 'high (2 nodes, (null), up)'")
+    asks = "--format=%R (%D nodes, %c cores and %m MB each, %G, %a)"
+    tools("sinfo", f"test \"$2\" = '{asks}' && echo 'low (2 nodes, gpu:2, up)'; echo 'high (2 nodes, (null), up)'")
     (check,) = slurm(tmp_path, submit=False)
     assert check.detail == "partitions low (2 nodes, gpu:2, up), high (2 nodes, no GPUs, up)" and not check.need
 
@@ -151,3 +152,10 @@ def test_a_job_looks_for_a_file(tools, tmp_path, monkeypatch):
     monkeypatch.setattr(doctor.subprocess, "run", lambda *words, **how: real(*words, **how | {"timeout": 0.2}))
     assert "timed out" in shared(tmp_path).detail
     assert not list(tmp_path.glob(".doctor*"))
+
+
+def test_a_job_that_never_starts_is_no_traceback(tools, tmp_path, monkeypatch):
+    tools("srun", "exec /bin/sleep 60")
+    monkeypatch.setattr(doctor, "SRUN_SECONDS", 0.2)
+    check = shared(tmp_path)
+    assert not check.ready and "srun does not answer" in check.detail

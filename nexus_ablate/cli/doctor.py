@@ -34,6 +34,7 @@ VERB = Verb(
     "Keys are never shown. The exit status is 2 if something is missing that every run needs, otherwise 0.",
 )
 
+SRUN_SECONDS = 120.0
 LITTLE_SPACE = 2 * 2**30
 """Fewest free bytes: enough for a study of small runs with checkpoints, token files and logs."""
 
@@ -188,7 +189,7 @@ def slurm(runs_dir: Path, submit: bool) -> Iterator[MachineCheck]:
         fix = "studies run on this machine; or log in to a cluster"
         yield MachineCheck("SLURM", False, f"no {', '.join(absent)} here", fix)
         return
-    command = ["sinfo", "--noheader", "--format=%R (%D nodes, %G, %a)"]
+    command = ["sinfo", "--noheader", "--format=%R (%D nodes, %c cores and %m MB each, %G, %a)"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
         partitions = done.stdout.splitlines()
@@ -208,10 +209,12 @@ def shared(runs_dir: Path) -> MachineCheck:
     job = ["srun", "--ntasks=1", "--time=1", "--mem=100", "--immediate=60", "test", "-e"]
     try:
         with tempfile.NamedTemporaryFile(dir=path, prefix=".doctor") as file:
-            done = subprocess.run([*job, file.name], capture_output=True, text=True, timeout=120, check=False)
+            done = subprocess.run([*job, file.name], capture_output=True, text=True, timeout=SRUN_SECONDS, check=False)
         if done.returncode == 0:
             return MachineCheck("runs on nodes", True, f"a job saw a file in {path}")
         why = (done.stderr.strip().splitlines() or ["it is not there"])[0]
+    except subprocess.TimeoutExpired:
+        return MachineCheck("runs on nodes", False, "srun does not answer", "is SLURM's controller running?")
     except (OSError, subprocess.SubprocessError) as error:
         why = str(error)
     detail = f"a job saw no file in {path}: {why}"
