@@ -96,6 +96,17 @@ def test_a_package_out_of_bounds_is_named_with_the_command_that_fixes_it(monkeyp
     assert bad.fix.startswith("pip install 'torch")
 
 
+def test_a_package_that_cannot_be_imported_is_named_with_the_reason(tmp_path, monkeypatch):
+    (tmp_path / "broken.py").write_text("import numpy.nowhere")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert doctor.import_error(("json", "broken", "absent"))[0] == "broken"
+    assert doctor.import_error(("json",)) == ("", "")
+    monkeypatch.setattr(doctor, "import_error", lambda modules: ("broken", "No module named 'numpy.nowhere'"))
+    (check,) = packages()
+    assert (check.name, check.ready, check.need) == ("broken", False, True)
+    assert "numpy.nowhere" in check.detail and check.fix == "pip install --force-reinstall broken"
+
+
 def test_gpus_that_torch_cannot_use_are_reported(tools, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.setattr(doctor.metadata, "version", lambda name: "2.13.0+cpu")
@@ -136,7 +147,8 @@ def by_name(described) -> dict[str, MachineCheck]:
 def test_a_cluster_is_described_by_its_partitions(tools, tmp_path):
     for name in ("sbatch", "squeue", "scontrol"):
         tools(name)
-    tools("sinfo", "echo 'low (2 nodes, gpu:2, up)'; echo 'high (2 nodes, (null), up)'")
+    asks = "--format=%R (%D nodes, %c cores and %m MB each, %G, %a)"
+    tools("sinfo", f"test \"$2\" = '{asks}' && echo 'low (2 nodes, gpu:2, up)'; echo 'high (2 nodes, (null), up)'")
     (check,) = slurm(tmp_path, submit=False)
     assert check.detail == "partitions low (2 nodes, gpu:2, up), high (2 nodes, no GPUs, up)" and not check.need
 
@@ -151,3 +163,10 @@ def test_a_job_looks_for_a_file(tools, tmp_path, monkeypatch):
     monkeypatch.setattr(doctor.subprocess, "run", lambda *words, **how: real(*words, **how | {"timeout": 0.2}))
     assert "timed out" in shared(tmp_path).detail
     assert not list(tmp_path.glob(".doctor*"))
+
+
+def test_a_job_that_never_starts_is_no_traceback(tools, tmp_path, monkeypatch):
+    tools("srun", "exec /bin/sleep 60")
+    monkeypatch.setattr(doctor, "SRUN_SECONDS", 0.2)
+    check = shared(tmp_path)
+    assert not check.ready and "srun does not answer" in check.detail

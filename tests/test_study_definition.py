@@ -11,7 +11,7 @@ from nexus_ablate import errors
 from nexus_ablate.cli import main
 from nexus_ablate.config.options import conf_dir
 from nexus_ablate.errors import ConfigError, UserError
-from nexus_ablate.launch.arms import arm_key, composed, resolve
+from nexus_ablate.launch.arm_configs import arm_key, composed, resolve
 from nexus_ablate.launch.cost import cost_of, seconds_of
 from nexus_ablate.study.arm_overrides import merged
 from nexus_ablate.study.definition import read_study, settings_of, shipped_studies

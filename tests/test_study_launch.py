@@ -131,7 +131,7 @@ def test_a_grid_trains_every_seed_at_every_rate_in_one_round(mine, instant):
         assert higher / lower == pytest.approx(2**0.5, rel=0.01)
     own = {job.folder for job in instant.jobs if job.rate == 3e-3}
     assert own == {"baseline", "norm=layer"}, "the arm's own rate is no part of the name"
-    assert all(f"seed={job.seed}" in job.overrides and job.conditions == {"arm": job.arm} for job in instant.jobs)
+    assert all(f"seed={job.seed}" in job.overrides for job in instant.jobs)
 
 
 def test_worth_trains_the_baseline_at_other_budgets_with_every_seed(mine, instant):

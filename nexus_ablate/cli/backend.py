@@ -25,6 +25,8 @@ SAME = {"basic": "local", "submitit_slurm": "slurm"}
 SUBMITIT_KEYS = {"timeout_min": TIME, "mem_gb": SLURM[0], "cpus_per_task": SLURM[1], "array_parallelism": WORKERS}
 """The flag for each setting of Hydra's submitit launcher that has one; others are options of sbatch."""
 SBATCH_NAMES = {"tasks_per_node": "ntasks-per-node", "name": "job-name"}
+SET_HERE = ("max_num_timeout", "signal_delay_s", "stderr_to_stdout", "submitit_folder")
+"""Settings of Hydra's submitit launcher that say how a job is resumed and where its output goes."""
 
 
 def split_launcher(words: list[str], flags: Flags) -> tuple[list[str], str, list[str]]:
@@ -91,6 +93,7 @@ def _local(flags: Flags, device: str, settings: list[str]) -> LocalPool:
 
 def _slurm(words: list[str], flags: Flags, device: str, settings: list[str]) -> Slurm:
     from nexus_ablate.launch.slurm import Slurm, refuse_secrets
+    from nexus_ablate.plain_data import load_yaml
     from nexus_ablate.study.arm_overrides import key_of
     from nexus_ablate.study.definition import runs_dir_of
 
@@ -102,17 +105,25 @@ def _slurm(words: list[str], flags: Flags, device: str, settings: list[str]) -> 
     options = resources.pop("sbatch", [])
     for setting in settings:
         key, _, value = setting.lstrip("+").removeprefix("hydra.launcher.").partition("=")
+        if key in SET_HERE:
+            fix = f"leave {key} out; --time says when a job is requeued"
+            raise ConfigError("nexus-ablate sets this for every job", setting, fix)
         if key in SUBMITIT_KEYS and value != "null":
             flag = SUBMITIT_KEYS[key]
             resources[flag.key] = flag.value(value)
+        elif key == "setup":
+            options += [("setup", str(line)) for line in load_yaml(value) or []]
         elif value != "null":
             option = key.removeprefix("additional_parameters.")
             options.append((SBATCH_NAMES.get(option, option.replace("_", "-")), value))
-    sbatch = {"gres": "" if device == "cpu" else "gpu:1", **dict(options)}
+    refuse_secrets(value for _, value in options)
+    sbatch = {name: value for name, value in options if name != "setup"}
+    if device != "cpu" and not any("gpu" in name for name in sbatch):
+        sbatch.setdefault("gres", "gpu:1")
     workers = resources.pop("workers", "auto")
     if workers != "auto":
         resources["parallel"] = workers
-    chosen = {name: sbatch.pop(name) for name in ("partition", "gres") if name in sbatch}
-    slurm = Slurm(**resources, **chosen, sbatch=sbatch, retry_failed="retry" in flags)
+    setup = tuple(line for name, line in options if name == "setup")
+    slurm = Slurm(**resources, sbatch=sbatch, setup=setup, retry_failed="retry" in flags)
     slurm.check()
     return slurm

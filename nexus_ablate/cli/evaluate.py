@@ -66,7 +66,7 @@ def print_results(summary: dict[str, Any], console: Console) -> None:
     """Print the evaluations in a run's summary: of each a table with a row per part, and what else it says."""
     from nexus_ablate.report.columns import TextTable
     from nexus_ablate.report.terminal import print_texts
-    from nexus_ablate.runs.record import leaves
+    from nexus_ablate.runs.reading import leaves
     from nexus_ablate.training.display import shown
 
     for name, result in summary.items():

@@ -21,7 +21,7 @@ from nexus_ablate.console import several
 from nexus_ablate.errors import UserError, unknown
 from nexus_ablate.measure.regime import EARLY, has_learned
 from nexus_ablate.provenance import differ, differing_files
-from nexus_ablate.runs.record import read_rows
+from nexus_ablate.runs.reading import read_rows
 from nexus_ablate.study.endpoint import Endpoint, logits
 from nexus_ablate.study.study import Study
 

@@ -20,7 +20,7 @@ from nexus_ablate.config.overrides import check_overrides
 from nexus_ablate.errors import ConfigError, did_you_mean
 from nexus_ablate.plain_data import UNREADABLE, load_yaml
 from nexus_ablate.runs.lookup import DEFAULT
-from nexus_ablate.runs.record import read_text, setting_folders
+from nexus_ablate.runs.reading import read_text, setting_folders
 from nexus_ablate.study.arm_overrides import OF_ONE_RUN, YAML, in_yaml, is_override, key_of, merged, says_how
 from nexus_ablate.study.record import load
 from nexus_ablate.study.study import TYPED, Study, encode, from_values

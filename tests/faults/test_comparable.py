@@ -27,7 +27,7 @@ from nexus_ablate.measure.counts import flops_per_token, parameters
 from nexus_ablate.model import build_model, countable_model
 from nexus_ablate.optimizers import decay_groups
 from nexus_ablate.runs import read_run
-from nexus_ablate.runs.record import read_document
+from nexus_ablate.runs.reading import read_document
 from nexus_ablate.training import checkpoint, trainer
 from nexus_ablate.training.step import Step
 
