@@ -1,6 +1,6 @@
 """`nexus-ablate doctor`: checks whether this machine is ready, and says how to fix what isn't.
 
-Each check reports one thing. None imports torch into this process, and none but SLURM's asks a server. Credentials are
+Each check reports one thing. None imports torch into this process or asks a server, SLURM's apart. Credentials are
 reported as present or absent, and never shown.
 """
 
