@@ -101,6 +101,9 @@ def test_a_package_that_cannot_be_imported_is_named_with_the_reason(tmp_path, mo
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert doctor.import_error(("json", "broken", "absent"))[0] == "broken"
     assert doctor.import_error(("json",)) == ("", "")
+    (tmp_path / "endless.py").write_text("import time; time.sleep(60)")
+    monkeypatch.setattr(doctor, "IMPORT_SECONDS", 2.0)
+    assert doctor.import_error(("json", "endless")) == ("endless", "it takes more than 2 s")
     monkeypatch.setattr(doctor, "import_error", lambda modules: ("broken", "No module named 'numpy.nowhere'"))
     (check,) = packages()
     assert (check.name, check.ready, check.need) == ("broken", False, True)

@@ -156,6 +156,7 @@ def only_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     def begin(*_: Any, **__: Any) -> None:
         raise Begun
 
+    monkeypatch.setattr("nexus_ablate.cli.doctor.import_error", lambda modules: ("", ""))  # takes seconds
     monkeypatch.setattr(session, "train", begin)
     monkeypatch.setattr(axis_cost, "bench_axis", begin)
     monkeypatch.setattr(local.LocalPool, "run", begin)
