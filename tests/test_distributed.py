@@ -123,15 +123,7 @@ def test_a_stopped_run_resumes_with_another_number_of_processes(tiny_run, tmp_pa
         def before(rank, signalled=signalled, at=2 * number + 2, last=last):
             stop_at(rank == signalled and not last, at)
 
-        if size == 1:
-            pid = os.fork()
-            if pid == 0:
-                before(0)
-                os._exit(main(moved))
-            statuses = {0: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}
-            said = ""
-        else:
-            statuses, said = together(size, moved, tmp_path, before)
+        statuses, said = together(size, moved, tmp_path, before)
         assert statuses == dict.fromkeys(range(size), 0 if last else errors.PREEMPTED), said
         if not last:
             record = the_run(tmp_path / "moved")

@@ -1,14 +1,17 @@
 """Fast paths give what the plain ones give, and each can be turned off."""
 
 import ctypes
+import errno
 import math
+import random
 import sys
 from collections import Counter
 
 import numpy as np
 import pytest
 import torch
-from faults.bench import logged, run
+from faults.bench import at_step, logged, run
+from faults.test_nonfinite import Poison
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -121,6 +124,15 @@ def test_onednn_takes_the_large_products_of_a_float32_run_on_a_cpu_and_no_others
 
 def test_linear_blas_turns_onednn_off_in_every_linear_layer_and_in_the_head(onednn_always, tiny_run):
     assert products(build_model(compose(tiny_run("train.linear=blas", "qkv_bias=on"))))[0] == 0
+
+
+def test_gradients_of_linear_layers_that_share_an_input_add_up_in_float32():
+    x, weights = torch.randn(64, 16, requires_grad=True), torch.randn(3, 16, 16)
+    gradients = torch.randn(3, 64, 16).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = [F.linear(part, weight) for part, weight in zip(linear.shared(x, 3), weights, strict=True)]
+    (result,) = torch.autograd.grad(outputs, x, [*gradients])
+    assert torch.equal(result, (gradients @ weights.bfloat16()).float().sum(0))
 
 
 @pytest.mark.parametrize("ffn", ["gelu", "swiglu"])
@@ -368,48 +380,28 @@ def test_reading_late_is_the_same_run(tiny_run, tmp_path, request):
     assert logged(late.path) == logged(at_once.path)
 
 
+READ_LATE = ("train.log_every=10", "probe=off", "train.checkpoint_every=1000")
+
+
 @pytest.mark.parametrize("place", ["loss", "gradient"])
 def test_a_number_that_is_not_finite_leaves_the_weights_alone_until_it_is_read_and_is_reported_for_the_right_step(
     tiny_run, monkeypatch, unwaited, place
 ):
-    before, models, calls = [], [], []
-    loss_of = Step.loss
-
-    def poison(self, rows):
-        value, *others = loss_of(self, rows)
-        if self.model.training:
-            calls.append(1)
-            if len(calls) == 4:
-                models.append(self.model)
-                before.append({n: p.detach().clone() for n, p in self.model.named_parameters()})
-                if place == "loss":
-                    return value * math.nan, *others
-                handle = self.model.blocks[1].ffn.up.weight.register_hook(lambda g: g * math.inf)
-                calls.append(handle)
-        return value, *others
-
-    monkeypatch.setattr(Step, "loss", poison)
+    steps = []
+    at_step(monkeypatch, steps.append)
+    poison = Poison(place, 3, math.nan, random.Random(0), monkeypatch)
     with pytest.raises(Diverged, match="at step 4"):
-        run(tiny_run("train.log_every=10", "probe=off", "train.checkpoint_every=1000"))
-    assert len(calls) > 5  # steps went on meanwhile
-    assert all(torch.equal(before[0][n], p) for n, p in models[0].named_parameters())
+        run(tiny_run(*READ_LATE))
+    assert max(steps) == 9, "steps went on meanwhile"
+    assert poison.touched() == []
 
 
-def test_without_the_flag_the_weights_would_become_non_finite(tiny_run, monkeypatch, unwaited):
-    """The control of the test above."""
+def test_control_without_the_flag_the_weights_would_become_non_finite(tiny_run, monkeypatch, unwaited):
     monkeypatch.setattr(torch, "maximum", lambda spoilt, now: spoilt)
-    models = []
-    loss_of = Step.loss
-
-    def poison(self, rows):
-        models.append(self.model)
-        value, *others = loss_of(self, rows)
-        return (value * math.nan if self.model.training else value), *others
-
-    monkeypatch.setattr(Step, "loss", poison)
+    poison = Poison("loss", 3, math.nan, random.Random(0), monkeypatch)
     with pytest.raises(Diverged):
-        run(tiny_run("train.log_every=10", "probe=off", "train.checkpoint_every=1000"))
-    assert not all(torch.isfinite(p).all() for p in models[0].parameters())
+        run(tiny_run(*READ_LATE))
+    assert poison.touched() != []
 
 
 # --------------------------------------------------------------------------------------------------------- memory
@@ -452,10 +444,10 @@ def test_where_there_is_no_glibc_nothing_happens(monkeypatch):
 # -------------------------------------------------------------------------------------------------- torch.compile
 
 
-def no_compiler(monkeypatch):
+def no_compiler(monkeypatch, error):
     def refuse(forward, **_):
         def call(*_):
-            raise RuntimeError("no working C++ compiler\nand more")
+            raise error
 
         return call
 
@@ -502,18 +494,27 @@ def test_a_default_run_is_compiled_where_a_compiler_is_and_a_short_one_is_not():
     assert compiled == [bool(device.cxx_compiler()), False]
 
 
-def test_a_run_that_auto_cannot_compile_says_so_and_is_the_uncompiled_run(tiny_run, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RuntimeError("no working C++ compiler\nand more"), "no working C++ compiler"),
+        (OSError(errno.ENOSPC, "No space left on device"), "[Errno 28] No space left on device"),
+    ],
+)
+def test_a_run_that_auto_cannot_compile_says_so_and_is_the_uncompiled_run(
+    tiny_run, tmp_path, monkeypatch, capsys, error, reason
+):
     plain = run(tiny_run("norm=batch"))
     monkeypatch.setattr(choices, "compiling_pays", lambda *_: (True, "it is long"))
-    no_compiler(monkeypatch)
+    no_compiler(monkeypatch, error)
     fell_back = train(compose(tiny_run("norm=batch", f"runs_dir={tmp_path / 'other'}")), [])
-    assert "training without torch.compile, which failed: no working C++ compiler" in capsys.readouterr().err
-    assert "no working C++ compiler" in (fell_back.path / "log.txt").read_text()
+    assert f"training without torch.compile, which failed: {reason}\n" in capsys.readouterr().err
+    assert f"torch.compile failed: {reason}\n" in (fell_back.path / "log.txt").read_text()
     assert logged(fell_back.path) == logged(plain.path)
 
 
 def test_a_requested_compiler_that_does_not_work_is_three_lines(tiny_run, monkeypatch):
-    no_compiler(monkeypatch)
+    no_compiler(monkeypatch, RuntimeError("no working C++ compiler\nand more"))
     with pytest.raises(ConfigError, match=r"no working C\+\+ compiler") as caught:
         run(tiny_run("train.compile=on"))
     assert "train.compile=off" in str(caught.value)

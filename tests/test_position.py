@@ -7,7 +7,6 @@ from tensors import draw, option_with
 from torch.nn import functional as F
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama import LlamaConfig
-from transformers.models.llama4 import modeling_llama4
 from transformers.models.t5 import modeling_t5
 from transformers.models.xglm.modeling_xglm import XGLMSinusoidalPositionalEmbedding
 
@@ -232,26 +231,13 @@ def test_alibi_slopes_take_a_factor_and_other_exponents():
     assert build("alibi", bias_max=4.0).slope_H.tolist() == [2**-2, 2**-4]
 
 
-def test_irope_sharpens_the_queries_without_positions_as_llama_4_does(monkeypatch):
-    config = modeling_llama4.Llama4TextConfig(
-        hidden_size=16, num_attention_heads=2, num_key_value_heads=2, head_dim=8, num_hidden_layers=4, floor_scale=3
-    )
-    config._attn_implementation = "eager"
-    attention = modeling_llama4.Llama4TextAttention(config, layer_idx=3)
-    seen = []
-    monkeypatch.setattr(
-        modeling_llama4,
-        "eager_attention_forward",
-        lambda module, query, key, value, *rest, **named: (seen.extend((query, key)) or value, None),
-    )
-    x = draw(1, 12, 16)
-    attention(x, position_embeddings=None, attention_mask=None)
-    q, k = (project(x).unflatten(-1, (2, 8)).transpose(1, 2) for project in (attention.q_proj, attention.k_proj))
-    sharpened, same = build("irope", replace(GEOMETRY, n_layers=4), floor_scale=3).without(GEOMETRY).rotate(q, k, 3)
-    torch.testing.assert_close(sharpened, seen[0])
-    torch.testing.assert_close(same, seen[1])
-    torch.testing.assert_close(sharpened[:, :, :2], q[:, :, :2])
-    torch.testing.assert_close(sharpened[:, :, 2], q[:, :, 2] * (1 + 0.1 * math.log(2)))
+def test_irope_sharpens_the_queries_without_positions_as_llama_4_does():
+    q, k = vectors(seed=1), vectors(seed=2)
+    irope = build("irope", replace(GEOMETRY, n_layers=4), floor_scale=3).without(GEOMETRY)
+    sharpened, same = irope.rotate(q, k, 3)
+    factor = 1 + 0.1 * (1 + (torch.arange(1, 13) // 3)).log()
+    torch.testing.assert_close(sharpened, factor[:, None] * q)
+    assert torch.equal(same, k) and torch.equal(sharpened[:, :, :2], q[:, :, :2])
 
 
 @pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (16, 40), (7, 100)])

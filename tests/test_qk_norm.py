@@ -2,8 +2,7 @@ import math
 
 import pytest
 import torch
-from tensors import draw
-from torch import nn
+from tensors import draw, randomise
 from torch.nn import functional as F
 
 from nexus_ablate.axes.modules import Geometry
@@ -73,20 +72,25 @@ def test_l2_replaces_the_scale_by_a_learned_scalar_of_the_published_start():
     assert norm.scale == 1.0
 
 
-def test_the_norm_comes_before_rotation(tiny):
+@pytest.mark.parametrize("after", ["off", "on"])
+def test_the_norm_is_before_the_rotation_or_after_it(tiny, after):
     """With a gain for each channel the order matters: rotation mixes channels."""
-    model = build_model(tiny("qk_norm=rms", "position=rope"), 11)
+    model = build_model(tiny("qk_norm=rms", f"qk_norm.after_rotation={after}", "n_kv_heads=1"), 11)
     attn, seen = model.blocks[0].attn, []
-    with torch.no_grad():
-        attn.qk_norm.query.gain.copy_(torch.arange(1.0, 9))
-    attn.core.register_forward_pre_hook(lambda m, args: seen.append(args[0]))
-    x = torch.randn(1, 8, 16)
+    randomise(attn.qk_norm)
+    attn.core.register_forward_pre_hook(lambda m, args: seen.extend(args[:2]))
+    x = draw(1, 8, 16)
     attn(x, model.context(x))
-    q = attn.query(x).unflatten(-1, (2, 8))
-    expected = nn.RMSNorm(8, eps=1e-6)
-    expected.weight = attn.qk_norm.query.gain
-    normed = expected(q).transpose(1, 2)
-    torch.testing.assert_close(seen[0], model.position.rotate(normed, normed, 0)[0], rtol=0, atol=1e-5)
+
+    def normed(q, k):
+        return rms(q, attn.qk_norm.query), rms(k, attn.qk_norm.key)
+
+    def rotated(q, k):
+        return model.position.rotate(q, k, 0)
+
+    q, k = (project(x).unflatten(-1, (-1, 8)).transpose(1, 2) for project in (attn.query, attn.key))
+    expected = normed(*rotated(q, k)) if after == "on" else rotated(*normed(q, k))
+    torch.testing.assert_close(seen, [*expected])
 
 
 def test_statistics_are_float32_under_autocast(tiny):
@@ -98,51 +102,24 @@ def test_statistics_are_float32_under_autocast(tiny):
     assert seen == [torch.float32]
 
 
-def test_a_gain_of_each_head_is_torch_s_norm_times_it(qkv):
-    for name, plain in (
-        ("rms", lambda x: F.rms_norm(x, (D,), None, 1e-6)),
-        ("layer", lambda x: F.layer_norm(x, (D,), None, None, 1e-6)),
-    ):
-        norm = build(name, gain="per_head")
-        q, k, _ = norm(*qkv)
-        assert (norm.query.gain.shape, norm.key.gain.shape) == ((H, D), (G, D))
-        torch.testing.assert_close(q, plain(qkv[0]) * norm.query.gain)
-        torch.testing.assert_close(k, plain(qkv[1]) * norm.key.gain)
-
-
-@pytest.mark.parametrize("gain", ["shared", "per_head"])
-def test_the_bias_of_the_layer_norm_is_added_last(qkv, gain):
-    norm = build("layer", gain=gain, bias=True)
-    expected = F.layer_norm(qkv[0], (D,), None, None, 1e-6) * norm.query.gain + norm.query.bias
-    torch.testing.assert_close(norm(*qkv)[0], expected)
-
-
-@pytest.mark.parametrize("gain", ["shared", "per_head"])
-def test_a_zero_centred_gain_is_one_more_than_what_is_learned(qkv, gain):
-    norm = build("rms", gain=gain, zero_centred=True)
-    (learned,) = norm.query.parameters()
-    torch.testing.assert_close(norm(*qkv)[0], F.rms_norm(qkv[0], (D,), None, 1e-6) * (1 + learned))
-    assert all(
-        torch.equal(p, torch.zeros_like(p)) for p in build("rms", True, gain=gain, zero_centred=True).parameters()
-    )
-
-
-def test_without_a_gain_nothing_is_learned(qkv):
-    assert not list(build("rms", gain="off").parameters())
-    torch.testing.assert_close(build("rms", gain="off")(*qkv)[1], F.rms_norm(qkv[1], (D,), None, 1e-6))
-
-
-def test_after_rotation_the_norm_is_of_what_the_position_scheme_makes_of_q_and_k(tiny):
-    model = build_model(tiny("qk_norm=rms", "qk_norm.after_rotation=on", "n_kv_heads=1"), 11)
-    attention = model.blocks[0].attn
-    with torch.no_grad():
-        for p in attention.qk_norm.parameters():
-            p.copy_(draw(*p.shape, seed=len(p)))
-    q, k = torch.randn(1, 2, 8, 8), torch.randn(1, 1, 8, 8)
-    turned = model.position.rotate(q, k, 0)
-    placed_q, placed_k, _ = attention.core.place(q, k, model.position)
-    torch.testing.assert_close(placed_q, rms(turned[0], attention.qk_norm.query))
-    torch.testing.assert_close(placed_k, rms(turned[1], attention.qk_norm.key))
+@pytest.mark.parametrize(("name", "keys"), [
+    ("rms", {"gain": "per_head"}), ("layer", {"gain": "per_head"}), ("rms", {"gain": "off"}),
+    ("layer", {"bias": True}), ("layer", {"gain": "per_head", "bias": True}),
+    ("rms", {"zero_centred": True}), ("rms", {"gain": "per_head", "zero_centred": True}),
+])  # fmt: skip
+def test_gain_and_bias_of_a_norm_are_what_their_keys_say(qkv, name, keys):
+    """A zero-centred gain is one more than what is learned, and starts at 0."""
+    norm = build(name, **keys)
+    q, k, _ = norm(*qkv)
+    for actual, x, part, heads in ((q, qkv[0], norm.query, H), (k, qkv[1], norm.key, G)):
+        learned = [*part.parameters()]
+        shape = (heads, D) if keys.get("gain") == "per_head" else (D,)
+        assert [p.shape for p in learned] == [shape] * ((keys.get("gain") != "off") + ("bias" in keys))
+        plain = F.rms_norm(x, (D,), None, 1e-6) if name == "rms" else F.layer_norm(x, (D,), None, None, 1e-6)
+        gain = learned[0] + ("zero_centred" in keys) if learned else 1
+        torch.testing.assert_close(actual, plain * gain + (learned[1] if "bias" in keys else 0))
+    if "zero_centred" in keys:
+        assert not any(p.any() for p in build(name, True, **keys).parameters())
 
 
 @pytest.mark.parametrize("name", ["rms", "rms_full", "layer", "q_only", "k_only", "qkv"])

@@ -141,7 +141,7 @@ def test_worth_trains_the_baseline_at_other_budgets_with_every_seed(mine, instan
     assert len(instant.trained) == 8
 
 
-def test_no_run_of_a_study_compiles_unless_it_is_asked_for(mine, instant):
+def test_no_short_run_of_a_study_compiles_unless_it_is_asked_for(mine, instant):
     assert mine() == 0 and mine("train.compile=on", "name=other") == 0
     compile_settings = [[text for text in job.overrides if text.startswith("train.compile")] for job in instant.jobs]
     assert compile_settings == [["train.compile=off"]] * 4 + [["train.compile=on"]] * 4

@@ -214,9 +214,9 @@ def test_a_run_that_has_ended_is_skipped_while_its_mirror_still_sends_it(server,
 def test_a_run_keeps_its_place_and_goes_elsewhere_only_on_request(server, study, command):
     study.run(steps=10)
     assert f"W&B: {server.url}/me/nexus-ablate/runs/" in command("sync", "runs")
-    command("sync", "runs", "--project", "other")
+    command("sync", "runs", "--wandb", "other")
     command("sync", "runs")
-    command("sync", "runs", "--project", "nexus-ablate")
+    command("sync", "runs", "--wandb", "nexus-ablate")
     assert [run.fields["project"] for run in server.runs.values()] == ["nexus-ablate", "other"]
     assert [run.steps for run in server.runs.values()] == [list(range(0, 11, 2))] * 2
 
@@ -224,7 +224,7 @@ def test_a_run_keeps_its_place_and_goes_elsewhere_only_on_request(server, study,
 def test_a_place_that_refused_is_not_kept(server, study, command):
     path = study.run()
     server.behaviour = "unauthorized"
-    assert "try: set WANDB_API_KEY" in command("sync", "runs", "--project", "typo", status=2)
+    assert "try: set WANDB_API_KEY" in command("sync", "runs", "--wandb", "typo", status=2)
     wandb.teardown()  # each command is a process
     server.behaviour = "ok"
     command("sync", "runs")
@@ -255,7 +255,7 @@ def test_a_server_that_refuses_ends_a_sync_in_three_lines(server, study, command
     ("arguments", "problem"),
     [
         (["nowhere"], "this directory does not exist"),
-        (["runs", "--progect", "x"], "try: --project"),
+        (["runs", "--wanbd", "x"], "try: --wandb"),
         ([], "sync needs at least one directory"),
     ],
 )

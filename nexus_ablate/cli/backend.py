@@ -6,7 +6,7 @@ import math
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from nexus_ablate.cli.verb import Flag, Flags, whole
+from nexus_ablate.cli.flags import BACKEND, SLURM, TIME, WORKERS, Flags
 from nexus_ablate.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -15,45 +15,14 @@ if TYPE_CHECKING:
     from nexus_ablate.launch.slurm import Slurm
 
 
-def _sbatch(text: str) -> tuple[str, str]:
-    name, equals, value = text.removeprefix("--").partition("=")
-    if not name or (equals and not value):
-        raise ConfigError("--sbatch takes NAME=VALUE, or NAME", text, "--sbatch account=mine")
-    return name.replace("_", "-"), value
-
-
-LAUNCHER = Flag("--launcher", "NAME", "what runs the jobs: local, slurm, joblib, ray ... (docs/clusters.md)")
-WORKERS = Flag(
-    "--workers", "N", "runs at the same time (auto: one per GPU, or per core)", whole("--workers", 2, also=("auto",))
-)
-TIME = Flag(
-    "--time", "MINUTES", "per run (240 in a job); the next launch resumes it", whole("--time", 240, "of minutes")
-)
-SLURM_FLAGS = (
-    Flag("--mem-gb", "N", "memory of a job (16)", whole("--mem-gb", 16)),
-    Flag("--cpus", "N", "cores of a job (4)", whole("--cpus", 4)),
-    Flag("--parallel", "N", "most jobs at the same time (256)", whole("--parallel", 256)),
-    Flag(
-        "--sbatch",
-        "K=V",
-        "any option of sbatch, or a line of the job's script (setup=...); may be repeated. "
-        "--partition, --account, --qos, --constraint, --gres and --nodes are taken alone",
-        _sbatch,
-        repeated=True,
-        keys=("--partition", "--account", "--qos", "--constraint", "--gres", "--nodes"),
-    ),
-)
-BACKEND_FLAGS = (LAUNCHER, WORKERS, TIME, *SLURM_FLAGS)
 ACCEPTED = {
     "local": (WORKERS, TIME),
-    "slurm": (TIME, *SLURM_FLAGS),
+    "slurm": (WORKERS, TIME, *SLURM),
 }
 """The flags that each backend takes; Hydra's launchers take none, but settings: hydra.launcher.KEY=VALUE."""
 SAME = {"basic": "local", "submitit_slurm": "slurm"}
 """Hydra's names of our own backends."""
-SUBMITIT_KEYS = {"timeout_min": TIME} | dict(
-    zip(("mem_gb", "cpus_per_task", "array_parallelism"), SLURM_FLAGS, strict=False)
-)
+SUBMITIT_KEYS = {"timeout_min": TIME, "mem_gb": SLURM[0], "cpus_per_task": SLURM[1], "array_parallelism": WORKERS}
 """The flag for each setting of Hydra's submitit launcher that has one; others are options of sbatch."""
 SBATCH_NAMES = {"tasks_per_node": "ntasks-per-node", "name": "job-name"}
 SET_HERE = ("max_num_timeout", "signal_delay_s", "stderr_to_stdout", "submitit_folder")
@@ -88,12 +57,12 @@ def backend_of(words: list[str], flags: Flags) -> tuple[list[str], Backend]:
     """
     words, name, settings = split_launcher(words, flags)
     accepted = ACCEPTED.get(name, ())
-    for flag in BACKEND_FLAGS[1:]:
+    for flag in BACKEND[1:]:
         if flag.key in flags and flag not in accepted:
             owner = "local" if flag in ACCEPTED["local"] else "slurm"
             given = shlex.join([flag.name, str(flags[flag.key])])
             if flag.repeated:
-                given = shlex.join(["--sbatch", "=".join(flags[flag.key][0])])
+                given = shlex.join([flag.name, "=".join(flags[flag.key][0])])
             raise ConfigError(
                 f"{flag.name} is for --launcher {owner}", f"--launcher {name} {given}", f"--launcher {owner} {given}"
             )
@@ -141,13 +110,16 @@ def _slurm(words: list[str], flags: Flags, device: str, settings: list[str]) -> 
             raise ConfigError("nexus-ablate sets this for every job", setting, fix)
         if key in SUBMITIT_KEYS and value != "null":
             flag = SUBMITIT_KEYS[key]
-            resources[flag.key] = flag.read(value)
+            resources[flag.key] = flag.value(value)
         elif key == "setup":
             options += [("setup", str(line)) for line in load_yaml(value) or []]
         elif value != "null":
             option = key.removeprefix("additional_parameters.")
             options.append((SBATCH_NAMES.get(option, option.replace("_", "-")), value))
     refuse_secrets(value for _, value in options)
+    workers = resources.pop("workers", "auto")
+    if workers != "auto":
+        resources["parallel"] = workers
     sbatch = {name: value for name, value in options if name != "setup"}
     if device != "cpu" and not any("gpu" in name for name in sbatch):
         sbatch.setdefault("gres", "gpu:1")

@@ -1,15 +1,13 @@
 """`nexus-ablate doctor`: checks whether this machine is ready, and says how to fix what isn't.
 
-Each check reports one thing. None imports torch, and the network is used on request only. Credentials are reported as
+Each check reports one thing. None imports torch or asks a server, SLURM's apart. Credentials are reported as
 present or absent, and never shown.
 """
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,7 +16,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from nexus_ablate.cli.verb import Flag, Flags, Verb
+from nexus_ablate.cli.flags import JSON, SUBMIT, Flags
+from nexus_ablate.cli.verb import Verb
 from nexus_ablate.console import several
 from nexus_ablate.errors import CONFIG, OK, ConfigError, printable
 
@@ -27,15 +26,11 @@ VERB = Verb(
     "what is ready on this machine, and how to fix what is not",
     "[RUNS_DIR]",
     (
-        ("doctor", "Python, packages, device, disk, W&B, Hugging Face, launchers, SLURM"),
+        ("doctor", "packages, device, disk, W&B, launchers, SLURM"),
         ("doctor /scratch/runs", "another folder for the runs"),
         ("doctor /scratch/runs --submit", "a one-second SLURM job checks whether the nodes see it"),
     ),
-    (
-        Flag("--online", "", "connect to W&B's and Hugging Face's servers; otherwise nothing leaves this machine"),
-        Flag("--submit", "", "submit a one-second SLURM job"),
-        Flag("--json", "", "for programs"),
-    ),
+    (SUBMIT, JSON),
     "Keys are never shown. The exit status is 2 if something is missing that every run needs, otherwise 0.",
 )
 
@@ -76,7 +71,7 @@ def run(words: list[str], flags: Flags) -> int:
     if len(words) > 1 or any("=" in word for word in words):
         raise ConfigError("doctor takes one directory", " ".join(words), "nexus-ablate doctor runs")
     console, results = open_console(), []
-    for check in checks(Path(*words or ["runs"]), "online" in flags, "submit" in flags):
+    for check in checks(Path(*words or ["runs"]), "submit" in flags):
         results.append(check)
         if "json" in flags:
             continue
@@ -94,30 +89,21 @@ def run(words: list[str], flags: Flags) -> int:
     return CONFIG if broken else OK
 
 
-def checks(runs_dir: Path, online: bool = False, submit: bool = False) -> Iterator[MachineCheck]:
+def checks(runs_dir: Path, submit: bool = False) -> Iterator[MachineCheck]:
     """Every check, one after the other.
 
     Args:
         runs_dir: The folder for runs.
-        online: Whether to connect to W&B and the Hugging Face Hub.
         submit: Whether to let a SLURM job look for a file in `runs_dir`.
     """
     from nexus_ablate.data.cache import default_cache_dir
-    from nexus_ablate.training.device import IdleCores, cxx_compiler
+    from nexus_ablate.training.device import cxx_compiler
 
-    python = (3, 11) <= sys.version_info < (3, 14)
-    fix = "" if python else "Python 3.11, 3.12 or 3.13"
-    yield MachineCheck("python", python, platform.python_version(), fix, need=True)
     yield from packages()
     yield device()
-    yield MachineCheck("cores", True, f"{IdleCores.cores()} of {os.cpu_count()} for a process")
     yield directory("runs", runs_dir, "runs_dir=DIR")
     yield directory("cache", default_cache_dir(), "NEXUS_ABLATE_CACHE=DIR")
     yield wandb()
-    yield hugging_face()
-    if online:
-        yield reachable("W&B's server", os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai")
-        yield reachable("Hugging Face's hub", os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
     compiler = cxx_compiler()
     none = "none: torch.compile cannot be used on the CPU"
     fix = "" if compiler else "train.compile=off, or install g++"
@@ -147,7 +133,8 @@ def packages() -> Iterator[MachineCheck]:
             fix = f"pip install '{each.name}{each.specifier}'"
             yield MachineCheck(each.name, False, version or "not installed", fix, need=True)
     if fit:
-        yield MachineCheck("packages", True, f"within their bounds, torch {_version('torch')}", need=True)
+        detail = f"within their bounds, torch {_version('torch')}, Python {platform.python_version()}"
+        yield MachineCheck("packages", True, detail, need=True)
 
 
 def device() -> MachineCheck:
@@ -195,28 +182,6 @@ def wandb() -> MachineCheck:
     return MachineCheck("W&B", mode != "files", f"{key}: {meaning[mode]}", fix)
 
 
-def hugging_face() -> MachineCheck:
-    """The Hub's token, which private data of data=hub need."""
-    home = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
-    has_token = os.environ.get("HF_TOKEN") or os.path.isfile(home / "token")  # False where it may not be read
-    token, fix = ("a token", "") if has_token else ("no token", "for private data: `hf auth login`")
-    return MachineCheck("Hugging Face", True, f"{token}, caches in {home}", fix)
-
-
-def reachable(name: str, url: str) -> MachineCheck:
-    """Whether a connection to a server can be made; nothing is sent."""
-    from urllib.parse import urlsplit
-
-    parts = urlsplit(url)
-    host = parts.hostname or url
-    port = parts.port or (80 if parts.scheme == "http" else 443)
-    try:
-        with socket.create_connection((host, port), timeout=5):
-            return MachineCheck(name, True, f"{host}:{port} answers")
-    except OSError as error:
-        return MachineCheck(name, False, f"{host}:{port}: {error}", "train with tracker=files and local data meanwhile")
-
-
 def slurm(runs_dir: Path, submit: bool) -> Iterator[MachineCheck]:
     """The cluster, if this machine belongs to one."""
     absent = [command for command in ("sbatch", "squeue", "scontrol") if shutil.which(command) is None]
@@ -242,14 +207,14 @@ def shared(runs_dir: Path) -> MachineCheck:
     """Whether a job on a compute node sees a file in the folder for runs."""
     path = _existing(runs_dir)
     job = ["srun", "--ntasks=1", "--time=1", "--mem=100", "--immediate=60", "test", "-e"]
-    with tempfile.NamedTemporaryFile(dir=path, prefix=".doctor") as file:
-        try:
+    try:
+        with tempfile.NamedTemporaryFile(dir=path, prefix=".doctor") as file:
             done = subprocess.run([*job, file.name], capture_output=True, text=True, timeout=SRUN_SECONDS, check=False)
-        except subprocess.TimeoutExpired:
-            return MachineCheck("runs on nodes", False, "srun does not answer", "is SLURM's controller running?")
-    if done.returncode == 0:
-        return MachineCheck("runs on nodes", True, f"a job saw a file in {path}")
-    why = (done.stderr.strip().splitlines() or ["it is not there"])[0]
+        if done.returncode == 0:
+            return MachineCheck("runs on nodes", True, f"a job saw a file in {path}")
+        why = (done.stderr.strip().splitlines() or ["it is not there"])[0]
+    except (OSError, subprocess.SubprocessError) as error:
+        why = str(error)
     detail = f"a job saw no file in {path}: {why}"
     return MachineCheck("runs on nodes", False, detail, "runs_dir on a shared file system")
 

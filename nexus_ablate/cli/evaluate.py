@@ -7,22 +7,13 @@ from collections.abc import Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from nexus_ablate.cli.verb import Flag, Flags, Verb, comma_separated
-from nexus_ablate.config.evaluations import evaluation_name, evaluation_of
+from nexus_ablate.cli.flags import EVALS, Flags
+from nexus_ablate.cli.verb import Verb
 from nexus_ablate.config.options import option_files
-from nexus_ablate.errors import OK, ConfigError, UserError, printable
+from nexus_ablate.errors import OK, UserError, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-
-def evaluations(text: str) -> list[str]:
-    """Read a comma-separated list of evaluations, `streaming,quantization:group:16`."""
-    items = comma_separated(text)
-    if not items:
-        problem = "--evals takes names of evaluations"
-        raise ConfigError(problem, text or "nothing", "--evals extrapolation,streaming")
-    return [evaluation_name(evaluation_of(item)) for item in items]
 
 
 VERB = Verb(
@@ -35,7 +26,7 @@ VERB = Verb(
         ("evaluate last", "of the run that changed last"),
         ("evaluate runs/norms --evals streaming:kept:8", "one with another value; the result has this name"),
     ),
-    (Flag("--evals", "NAME,...", "these evaluations (all), as NAME or NAME:KEY:VALUE", evaluations),),
+    (EVALS,),
     "`nexus-ablate list evaluation` explains them and their keys. Evaluations that a run already has are not "
     "repeated. Results are saved in summary.json; docs/metrics.md defines them.",
     "at least one directory",

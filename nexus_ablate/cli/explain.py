@@ -7,7 +7,8 @@ import json
 import math
 from typing import Any
 
-from nexus_ablate.cli.verb import Flag, Flags, Verb
+from nexus_ablate.cli.flags import JSON, Flags
+from nexus_ablate.cli.verb import Verb
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.override_syntax import refuse_hydra_keys
@@ -28,8 +29,9 @@ VERB = Verb(
         ("explain norm=dyt placement=deepnorm", "including what these options also change"),
         ("explain preset=gpt2 model=base vocab_size=50257", ""),
     ),
-    (Flag("--json", "", "also kernels, each tensor's start and rates, equal options"),),
-    "Prints the shape, the regime, the equations and the parameters. Trains nothing, and the data need not exist.",
+    (JSON,),
+    "Prints the shape, the regime, the equations and the parameters. Trains nothing, and the data need not exist. "
+    "`--json` also has kernels, each tensor's start and rates, and equal options.",
     kind="runs",
 )
 

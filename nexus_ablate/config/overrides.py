@@ -117,11 +117,21 @@ def _check_values(override: Override, key: Key) -> None:
             key.constraint.accept(override.name, value)
         except ConfigError as error:
             if error.fix == key.constraint.text:  # no word of it is near
-                error.fix = f"{override.name}={_suggested_value(key, override.name, override.typed)}"
+                suggested = f"{override.name}={_suggested_value(key, override.name, override.typed)}"
+                error.fix = _spelled_out(override) or suggested
             fix, problem = meaning(override.text), error.problem
             if _DECIMAL_COMMA.fullmatch(override.typed):
                 problem += ", and a decimal has a point"
             raise ConfigError(problem, override.text, error.fix if fix in ("", override.text) else fix) from None
+
+
+def _spelled_out(override: Override) -> str:
+    """The sweep that `seed=0-4` means; '' for any other value."""
+    bounds = re.fullmatch(r"(\d{1,4})-(\d{1,4})", override.typed)
+    if bounds is None or override.name != "seed":
+        return ""
+    seeds = range(int(bounds[1]), int(bounds[2]) + 1)
+    return f"nexus-ablate -m seed={','.join(map(str, seeds))}" if 0 < len(seeds) <= 20 else ""
 
 
 def _suggested_value(key: Key, name: str, typed: str) -> str:

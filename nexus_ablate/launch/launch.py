@@ -44,7 +44,10 @@ class Backend(Protocol):
     """Runs jobs: `LocalPool`, `Slurm` or `HydraLauncher`. What became of a run is in its directory."""
 
     def run(self, jobs: list[Job], progress: JobProgress) -> str:
-        """Run the jobs, or hand them over to a queue, and report each one. Returns the stop signal, or ''."""
+        """Run the jobs, or hand them over to a queue. Returns the stop signal, or ''.
+
+        Reports `progress.queued` once, then `began` and `ended` of each job.
+        """
         ...
 
 

@@ -104,7 +104,7 @@ def test_a_configuration_of_no_model_is_refused(name, capsys, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config.json").write_text(written(CONFIGS[name]))
     assert is_refused(capsys, "import", str(tmp_path))
-    assert is_refused(capsys, "import", str(tmp_path / "config.json"), "--overrides")
+    assert is_refused(capsys, "import", str(tmp_path / "config.json"))
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
