@@ -6,7 +6,6 @@ import io
 import shlex
 
 import pytest
-from nexus_ablate.launch.progress import ranked
 from test_display import SUMMARY, Terminal
 from written_runs import Writer
 
@@ -177,13 +176,6 @@ def test_a_sparkline_runs_from_the_highest_to_the_lowest_block():
     assert sparkline([2.0, 2.0]) == "▁▁"
     assert sparkline([1.0, None, float("nan")]) == ""
     assert len(sparkline(range(1000))) == 32
-
-
-def test_arms_are_ranked_by_mean_loss_with_differences_over_the_same_seeds():
-    losses = {("a", 0): 2.0, ("a", 1): 4.0, ("b", 0): 1.0, ("c", 0): None, ("c", 1): float("nan")}
-    assert ranked(losses, "a") == [("b", "1", "1.0000", "-1.0000"), ("a", "2", "3.0000", "")]
-    assert ranked(losses) == [("b", "1", "1.0000", ""), ("a", "2", "3.0000", "+1.0000")]
-    assert ranked({}) == []
 
 
 def test_without_words_the_command_prints_its_help_and_trains_nothing(tmp_path, monkeypatch, capsys):
