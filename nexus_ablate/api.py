@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nexus_ablate.comparison import compare as comparison
 from nexus_ablate.errors import PREEMPTED, printable, unknown
-from nexus_ablate.runs import read_run
-from nexus_ablate.runs import record as run_record
+from nexus_ablate.runs import read_run, reading
 from nexus_ablate.runs.lookup import run_at
 
 NOTEBOOK_COLUMNS = 100
@@ -90,7 +89,7 @@ class Comparison(comparison.Comparison):
         return "".join(frames)
 
 
-class RunRecord(run_record.RunRecord):
+class RunRecord(reading.RunRecord):
     """A run with its data frames and its figure."""
 
     def metrics_frame(self) -> pandas.DataFrame:
@@ -101,7 +100,7 @@ class RunRecord(run_record.RunRecord):
         import pandas
 
         rows = self.metrics()
-        frame = pandas.DataFrame(rows, columns=None if rows else list(run_record.FIRST_KEYS))
+        frame = pandas.DataFrame(rows, columns=None if rows else list(reading.FIRST_KEYS))
         return frame.drop(columns="nonfinite", errors="ignore")
 
     def probes_frame(self) -> pandas.DataFrame:
@@ -115,9 +114,9 @@ class RunRecord(run_record.RunRecord):
 
         lines: list[tuple[Any, ...]] = []
         for row in self.probes():
-            point = [row[key] for key in run_record.FIRST_KEYS]
+            point = [row[key] for key in reading.FIRST_KEYS]
             for full, value in row.items():
-                if full in run_record.FIRST_KEYS or full == "nonfinite":
+                if full in reading.FIRST_KEYS or full == "nonfinite":
                     continue
                 name, block = full, None
                 if match := _BLOCK.fullmatch(full):
@@ -126,7 +125,7 @@ class RunRecord(run_record.RunRecord):
                     lines += [(*point, name, block, head, item) for head, item in enumerate(value)]
                 elif value is None or isinstance(value, int | float):
                     lines.append((*point, name, block, None, value))
-        frame = pandas.DataFrame(lines, columns=[*run_record.FIRST_KEYS, "name", "block", "head", "value"])
+        frame = pandas.DataFrame(lines, columns=[*reading.FIRST_KEYS, "name", "block", "head", "value"])
         return frame.astype({"block": "Int64", "head": "Int64", "value": "float64"})
 
     def __repr__(self) -> str:

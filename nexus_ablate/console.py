@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 UNLIMITED = 10_000
 """The width of a pipe: a line is never wrapped, so that `grep` finds a run with all of its numbers."""
-SHORTEST_NAME = SHORTEST_WORD = 12
+SHORTEST_NAME = 12
 BLOCKS = "▁▂▃▄▅▆▇█"
 MOST_BLOCKS = 32
 """Of a curve."""
@@ -123,23 +123,19 @@ def grid(
         if least + _width(others) <= width:
             break
         others = [column for column in others if column[0] != head]
-    missing = least + _width(others) - width
-    words = [column for column in others if column[0] in left]
-    if missing > 0 and words:  # a long verdict gives way to its number
-        longest = max(words, key=lambda column: _width([column]))
-        room = max(SHORTEST_WORD, _width([longest]) - 2 - missing)
-        others[others.index(longest)] = [text if cell_len(text) <= room else f"{text[: room - 1]}…" for text in longest]
     names = short_names(first[1:], max(SHORTEST_NAME, width - _width(others)))
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0), collapse_padding=True)
     for column in (first, *others):
-        side = "left" if column is first or column[0] in left else "right"
-        table.add_column(Text(column[0]), justify=side, no_wrap=True, overflow="ellipsis")
+        is_text = column is first or column[0] in left
+        gives_way = column is not first and is_text  # a long verdict, to its number
+        side = "left" if is_text else "right"
+        table.add_column(Text(column[0]), justify=side, no_wrap=not gives_way, overflow="ellipsis")
     coloured_head, colours = coloured
     for number, name in enumerate(first[1:], 1):
         texts = [Text(names[name])]
         for column in others:
             style = colours.get(column[number], "dim") if column[0] == coloured_head else ""
-            texts.append(Text(column[number], style))
+            texts.append(Text(column[number], style, no_wrap=True))
         table.add_row(*texts, style=styles[number - 1] if styles else None)
     return table
 

@@ -3,7 +3,7 @@
     python scripts/bench_peer.py plain [KEY=VALUE ...]                       the Llama-style model of this file
     python scripts/bench_peer.py path/to/nanoGPT/model.py [KEY=VALUE ...]    its model, optimizer and loop body
     python scripts/bench_peer.py x-transformers [KEY=VALUE ...]              pip install x-transformers
-    python scripts/bench_peer.py table [path/to/nanoGPT/model.py]            the table of docs/performance.md
+    python scripts/bench_peer.py table [PEER ...]                            the table of docs/performance.md
 
 Separate processes and page faults mislead by ten per cent: both live in one process, which keeps its memory, and take
 blocks of steps in turn. Ours is the step of a real run, with its default logging, gradient norms and probe. The peers'
@@ -15,12 +15,17 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
-RECIPE = ["preset=nanogpt_shakespeare", "data=stdlib", "data.tokenizer=bytes", "train.device=cpu"]
+PLAIN_RECIPE = ["data=stdlib", "data.tokenizer=bytes", "train.device=cpu"]
+RECIPE = ["preset=nanogpt_shakespeare", *PLAIN_RECIPE]
+
+BLOCK_STEPS = 50
+"""Steps of a block, as many as between two of our probes."""
 
 Peer = tuple[Callable[..., Any], Any, Any]
 """Loss of inputs and targets, model, optimizer."""
@@ -164,19 +169,79 @@ def drawn(config: Any, train: Any) -> Iterator[Any]:
 
 def made(peer: str, config: Any, vocab_size: int, optimizer_device: str) -> Peer:
     """The peer that was asked for."""
+    if peer == "plain":
+        return plain(config, vocab_size)
     if peer == "x-transformers":
         return x_transformers(config, vocab_size)
     return nanogpt(peer, config, vocab_size, optimizer_device)
 
 
+def block(step: Callable[[], object]) -> Callable[[], None]:
+    """BLOCK_STEPS steps, of which ours record one probe."""
+
+    def steps() -> None:
+        for _ in range(BLOCK_STEPS):
+            step()
+
+    return steps
+
+
+def compare(
+    peer: str, overrides: list[str], threads: int, seconds: float, compiled: Sequence[bool], vocab: Any
+) -> None:
+    """Print a row for ours and the peer, eager or compiled or both: milliseconds per step, ratios, their quartiles.
+
+    Args:
+        compiled: Whether each pair is compiled; all candidates take turns.
+        vocab: Tokens of both models; None: the data's.
+    """
+    import torch
+    from bench_step import endless, running
+
+    from nexus_ablate.bench.timing import clock_of, in_turn, ratios, spread
+    from nexus_ablate.config.compose import compose
+    from nexus_ablate.study.arm_overrides import merged
+
+    torch.set_num_threads(threads)
+    works: dict[str, Callable[[], None]] = {}
+    with ExitStack() as stack:
+        for is_compiled in compiled:
+            form = "compiled" if is_compiled else "eager"
+            how = [f"train.compile={'on' if is_compiled else 'off'}", f"probe.every={BLOCK_STEPS}"]
+            base = PLAIN_RECIPE if peer == "plain" else RECIPE
+            config = compose(endless(merged([*base, *how], overrides)))
+            trainer = stack.enter_context(running(config, vocab))
+            vocab_size = trainer.model.geometry.vocab_size
+            loss_of, model, optimizer = made(peer, config, vocab_size, config.train.device)
+            if is_compiled:
+                loss_of = torch.compile(loss_of)
+            batches = drawn(config, trainer.data.train)
+            works[f"ours {form}"] = block(trainer.step_and_record)
+            works[f"peer {form}"] = block(peer_step((loss_of, model, optimizer), config, batches))
+            counts = [sum(p.numel() for p in m.parameters()) for m in (trainer.model, model)]
+        for work in works.values():
+            work()
+        taken = in_turn(works, seconds, clock_of(trainer.device))
+    name = f"{' '.join(overrides)} beside {peer.rpartition('/')[2]}, {threads} thread(s)"
+    print(f"{name}: {counts[0]:,} and {counts[1]:,} parameters, {len(taken['ours ' + form])} blocks")
+    for work, times in taken.items():
+        print(f"  {work:14} {1000 * spread(times).median / BLOCK_STEPS:7.2f} ms")
+    for form in [form for form in ("eager", "compiled") if f"ours {form}" in taken]:
+        ratio = ratios(taken[f"ours {form}"], taken[f"peer {form}"])
+        print(f"  ours / peer, {form}: {ratio.text(3)}", flush=True)
+    if len(compiled) > 1:
+        for who in ("ours", "peer"):
+            ratio = ratios(taken[f"{who} compiled"], taken[f"{who} eager"])
+            print(f"  compiled / eager, {who}: {ratio.text(3)}", flush=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("peer", help="path of nanoGPT's model.py, or x-transformers")
-    parser.add_argument("overrides", nargs="*", help="of ours, such as norm=rms or probe=off")
+    parser.add_argument("peer", help="plain, path of nanoGPT's model.py, x-transformers, or table")
+    parser.add_argument("overrides", nargs="*", help="of ours, such as norm=rms or probe=off; of a table, more peers")
     parser.add_argument("--threads", type=int, action="append", help="repeat it for several; 1 and 2 without it")
-    parser.add_argument("--seconds", type=float, default=120, help="measured at each number of threads")
-    parser.add_argument("--steps", type=int, default=50, help="steps in a block: as many as lie between two probes")
-    parser.add_argument("--compile-peer", action="store_true")
+    parser.add_argument("--seconds", type=float, default=60, help="measured per row, at least five blocks")
+    parser.add_argument("--compiled", choices=("off", "on", "both"), default="off")
     parser.add_argument("--vocabulary", type=int, help="tokens of both models; at least the data's")
     arguments = parser.parse_intermixed_args()
 
@@ -185,39 +250,16 @@ def main() -> int:
 
     share_cores_politely()
     keep_freed_memory()
-    import torch
-    from bench_step import endless, running
-
-    from nexus_ablate.bench.timing import clock_of, in_turn, ratios, spread
-    from nexus_ablate.config.compose import compose
-
-    config = compose(endless([*RECIPE, *arguments.overrides]))
-    with running(config, arguments.vocabulary) as trainer:
-        vocab_size = trainer.model.geometry.vocab_size
-        loss_of, model, optimizer = made(arguments.peer, config, vocab_size, config.train.device)
-        if arguments.compile_peer:
-            loss_of = torch.compile(loss_of)
-        peer_body = peer_step((loss_of, model, optimizer), config, drawn(config, trainer.data.train))
-        weights = [sum(p.numel() for p in m.parameters()) for m in (trainer.model, model)]
-        print(f"parameters: ours {weights[0]:,}, the peer's {weights[1]:,}")
-
-        def block(step: Callable[[], None]) -> Callable[[], None]:
-            def steps() -> None:
-                for _ in range(arguments.steps):
-                    step()
-
-            return steps
-
-        for threads in arguments.threads or (1, 2):
-            torch.set_num_threads(threads)
-            works = {"ours": block(trainer.step_and_record), "peer": block(peer_body)}
-            for work in works.values():
-                work()
-            taken = in_turn(works, arguments.seconds, clock_of(trainer.device))
-            ratio = ratios(taken["ours"], taken["peer"])
-            row = {f"{name}_ms": round(1000 * spread(taken[name]).median / arguments.steps, 2) for name in works}
-            row |= {"ratio": round(ratio.median, 3), "quartiles": [round(ratio.low, 3), round(ratio.high, 3)]}
-            print(f"{threads} thread(s): {json.dumps(row | {'blocks': len(taken['ours'])})}", flush=True)
+    compiled = {"off": [False], "on": [True], "both": [False, True]}[arguments.compiled]
+    for threads in arguments.threads or (1, 2):
+        measured = partial(compare, threads=threads, seconds=arguments.seconds)
+        if arguments.peer != "table":
+            measured(arguments.peer, arguments.overrides, compiled=compiled, vocab=arguments.vocabulary)
+            continue
+        for size in ("femto", "pico", "nano"):
+            measured("plain", [f"model={size}"], compiled=[False, True], vocab=None)
+        for peer in arguments.overrides:
+            measured(peer, [], compiled=[False], vocab=None)
     return 0
 
 

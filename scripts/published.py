@@ -1,9 +1,9 @@
 #!/usr/bin/env python
-"""Try every causal language model of the installed `transformers` library, and write docs/published_decoders_table.md.
+"""Try every causal language model of the installed `transformers` library, and print what becomes of each.
 
     scripts/published.py                    all types, and every key of the families, changed and removed
-    scripts/published.py gpt2 llama         some of them, printed
-    scripts/published.py --keys gpt2        only the keys, printed
+    scripts/published.py gpt2 llama         some of them
+    scripts/published.py --keys gpt2        only the keys
 
 A type is exact, refused with a reason, or wrong: accepted by the proof of `nexus-ablate import` though another
 comparison differs. The other comparison has other lengths, weights and precision than the proof. A key is inert if
@@ -18,7 +18,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,7 +29,6 @@ from nexus_ablate.pretrained.expression import express
 from nexus_ablate.pretrained.library import built, outline, parse_config
 from nexus_ablate.pretrained.proof import counterpart, in_double, structure
 
-TABLE = Path(__file__).parent.parent / "docs" / "published_decoders_table.md"
 LAYERS = 2
 LARGE = 2**10
 ROUNDING = 1e-3
@@ -250,8 +248,8 @@ def plain(reason: str) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("types", nargs="*", help="only these types, printed")
-    parser.add_argument("--keys", action="store_true", help="only the keys, printed")
+    parser.add_argument("types", nargs="*", help="only these types")
+    parser.add_argument("--keys", action="store_true", help="only the keys")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.keys and arguments.types:
@@ -260,19 +258,9 @@ def main() -> int:
         results = outcomes(arguments.types or types())
         families = [kind for kind, result in results.items() if result.word == "exact"]
         parts = [keys_table(families)] if arguments.keys else [types_table(results), keys_table(families)]
-    lines = []
     for line in itertools.chain(*parts):
         print(line, flush=True)
-        lines.append(line)
-    if not arguments.types and not arguments.keys:
-        TABLE.write_text("\n".join([HEAD, *lines, ""]))
     return 0
-
-
-HEAD = """# Published decoders, tried
-
-Written by `scripts/published.py`; see [published decoders](published_decoders.md).
-"""
 
 
 if __name__ == "__main__":

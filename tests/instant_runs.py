@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 
 from nexus_ablate import errors
-from nexus_ablate.launch.worker import JobResult
+from nexus_ablate.launch.jobs import JobResult
 from nexus_ablate.training.session import code_for
 
 NOW = "2020-01-01T00:00:00+00:00"
@@ -37,7 +37,7 @@ class Instant:
             self.trained.append((job.folder, job.seed))
             self.jobs.append(job)
             failed = (job.folder, job.seed) in self.failing
-            progress.began(job)
+
             self.end(job, "failed" if failed else "finished")
             progress.ended(job, JobResult(errors.BUG, "made to fail") if failed else JobResult(errors.OK))
         return ""

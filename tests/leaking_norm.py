@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 SOURCE = '''
-import logging, os, sys, warnings
+import builtins, logging, os, subprocess, sys, warnings
 from nexus_ablate.axes.norm import NORM, RMSNorm
 from nexus_ablate.track import mirror
 
@@ -31,8 +31,15 @@ class Leak(RMSNorm):
                 print("printed", secrets(), file=sys.stderr)
                 logging.getLogger("leak").error("logged %s", secrets())
                 warnings.warn("warned of " + secrets())
+                if "LEAK_BELOW_PYTHON" in os.environ:
+                    half = len(secrets()) // 2
+                    for descriptor in (1, 2):
+                        os.write(descriptor, b"began " + secrets()[:half].encode())
+                        os.write(descriptor, secrets()[half:].encode() + b"\\n")
+                    subprocess.run([sys.executable, "-c", "import os; print('child', os.environ['ONE_CANARY_KEY'])"])
                 if self.fails:
-                    raise RuntimeError("login refused: " + secrets())
+                    error = getattr(builtins, os.environ.get("LEAK_ENDS_BY", "RuntimeError"))
+                    raise error("login refused: " + secrets())
         return super().forward(x)
 '''
 

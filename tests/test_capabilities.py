@@ -12,7 +12,8 @@ from torch import nn
 
 from nexus_ablate.cli import main
 from nexus_ablate.config.compose import compose
-from nexus_ablate.config.options import evaluation_of, option_files
+from nexus_ablate.config.evaluations import evaluation_of
+from nexus_ablate.config.options import option_files
 from nexus_ablate.data import RecallCorpus, prepare
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.measure.evaluation import EVALUATION, NotDefined, Subject

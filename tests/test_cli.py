@@ -9,7 +9,10 @@ import sys
 import pytest
 
 from nexus_ablate.cli import main
+from nexus_ablate.cli.verb import all_verbs
+from nexus_ablate.comparison.verdict import MEANINGS
 from nexus_ablate.runs import find_runs, read_run
+from nexus_ablate.study.study import TYPED
 
 
 def nexus(*arguments, cwd=None):
@@ -25,12 +28,6 @@ def test_a_mistake_is_three_lines_and_status_2_and_makes_no_directory(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["list", "--help"], ["show", "--help"]])
-def test_help_shows_examples(arguments, capsys):
-    assert main(arguments) == 0
-    assert "nexus-ablate" in capsys.readouterr().out
-
-
 def test_list_names_every_option_and_is_json_on_request(capsys):
     assert main(["list", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
@@ -42,6 +39,28 @@ def test_list_names_every_option_and_is_json_on_request(capsys):
     assert "norm=scale" in text
     assert "norm.momentum=0.1" in text
     assert main(["list", "nrom"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("word", "lines"),
+    [
+        ("gqa", ["gqa is typed n_kv_heads=2", "n_kv_heads=auto", "study gqa"]),
+        ("grouped", ["n_kv_heads=auto"]),
+        ("Muon", ["optim=muon", "optim=normuon"]),
+        ("sink_rate", ["attn/sink_rate"]),
+        ("rms_zero", ["norm=rms_zero"]),
+    ],
+)
+def test_list_finds_options_keys_and_numbers_by_a_word_of_theirs_or_of_other_tools(word, lines, capsys):
+    assert main(["list", word]) == 0
+    shown = capsys.readouterr().out
+    assert not [line for line in lines if line not in shown] and "placement=deepnorm" not in shown
+
+
+def test_the_command_line_has_forty_flags_a_study_twelve_keys_and_a_verdict_eleven_words():
+    names = [(flag.name, *flag.keys) for verb in all_verbs() for flag in verb.flags]
+    flags = {"--plugin", "--help", "--version"}.union(*names)
+    assert (len(flags), len(TYPED), len(MEANINGS)) == (40, 12, 11)
 
 
 def test_a_run_its_repetition_and_its_picture(tiny_run, tmp_path, capsys):

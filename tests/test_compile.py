@@ -1,6 +1,9 @@
 """Compiled runs: how many programs, whichever runs a process trained before, and what they compute."""
 
 import functools
+import os
+import subprocess
+import sys
 import warnings
 
 import numpy as np
@@ -17,7 +20,7 @@ from nexus_ablate.launch.worker import Task
 from nexus_ablate.measure.probe import evaluation_mode
 from nexus_ablate.model import build_model
 from nexus_ablate.runs import read_jsonl, read_run
-from nexus_ablate.training import step
+from nexus_ablate.training import device, step
 from nexus_ablate.training.session import train
 from nexus_ablate.training.step import Step
 
@@ -154,6 +157,74 @@ def test_a_second_seed_takes_the_programs_of_the_first_from_the_cache(arm, tmp_p
         result = torch._dynamo.utils.counters["aot_autograd"]
         counts.append((result["autograd_cache_miss"], result["autograd_cache_hit"], result["autograd_cache_bypass"]))
     assert counts == [(1, 0, 0), (0, 1, 0)]
+
+
+@pytest.mark.slow
+def test_compiled_losses_are_those_of_eager_steps_within_a_hundred_thousandth(tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "programs"))
+    rows = np.random.default_rng(0).integers(0, 256, (100, 4, 33))
+    losses = {}
+    for compiled in ("on", "off"):
+        config = tiny(f"train.compile={compiled}", "train.batch_size=4", "model.context=32", "train.device=cpu")
+        stepper = Step(config, build_model(config).train(), 100, lambda number: rows[number])
+        if stepper.compiled:
+            stepper.compile(rows[0])
+        for number in range(100):
+            stepper.take(number, rows[number])
+        losses[compiled] = [seen.loss for seen in stepper.read()]
+    np.testing.assert_allclose(losses["on"], losses["off"], rtol=1e-5)
+
+
+COMPILED_RUN = """
+import sys
+from nexus_ablate.training import device
+device.COMPILE_FLOPS = 0
+from nexus_ablate.config.compose import compose
+from nexus_ablate.training.session import train
+summary = train(compose(sys.argv[1:])).summary
+print(summary["compiled"], summary["val_loss"])
+"""
+
+
+def started(overrides, cache_folder):
+    """A process that trains a run which `train.compile=auto` compiles, with the compiler's cache in a folder."""
+    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(cache_folder)}
+    command = [sys.executable, "-c", COMPILED_RUN, *overrides]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, env=environment, text=True, **pipes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["a file", "read-only"])
+def test_a_run_whose_compiler_cannot_use_its_cache_folder_says_so_and_trains(tiny_run, tmp_path, place):
+    (tmp_path / "file").touch()
+    folder = {"a file": tmp_path / "file" / "programs", "read-only": "/proc/programs"}[place]
+    process = started(tiny_run("train.steps=2"), folder)
+    printed, messages = process.communicate()
+    assert process.returncode == 0, messages
+    assert "training without torch.compile, which failed: [Errno " in messages
+    assert printed.splitlines()[-1].startswith("False ")
+
+
+@pytest.mark.slow
+def test_two_processes_that_compile_the_same_program_at_once_both_train(tiny_run, tmp_path):
+    runs = [tiny_run("train.steps=2", f"runs_dir={tmp_path / name}") for name in ("one", "two")]
+    processes = [started(overrides, tmp_path / "programs") for overrides in runs]
+    results = [process.communicate() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], results
+    (one, two) = (printed.splitlines()[-1] for printed, _ in results)
+    assert one == two and one.startswith("True ")
+
+
+@pytest.mark.parametrize(
+    ("arms", "compiles"), [("norm=layer,rms", True), ("train.steps=100,1920", False), ("model=femto,pico", False)]
+)
+def test_of_a_study_all_runs_are_compiled_or_none(tmp_path, monkeypatch, arms, compiles):
+    monkeypatch.setattr(device, "cxx_compiler", lambda: "g++")
+    base = ["data=stdlib", "data.tokenizer=bytes", "train.device=cpu", "seed=0,1", f"runs_dir={tmp_path}"]
+    queued = plan(*study_of([*base, arms])).jobs
+    assert len(queued) == 4
+    assert {"train.compile=off" in job.overrides for job in queued} == {not compiles}
 
 
 def test_memory_that_runs_out_is_not_taken_for_a_compiler_that_does_not_work(tiny, monkeypatch):

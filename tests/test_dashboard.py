@@ -141,9 +141,9 @@ def addresses(capsys, *arguments):
 
 
 def test_a_workspace_is_created_once_then_updated_at_the_same_address(server, capsys):
-    first = addresses(capsys, "--study", "norms")
+    first = addresses(capsys, "norms")
     assert [url.partition("?")[0] for url in first] == [f"{server.url}/me/nexus-ablate"] * 2
-    assert addresses(capsys, "--study", "norms") == first
+    assert addresses(capsys, "norms") == first
     assert len(server.views) == 2
     project = next(iter(server.views.values()))
     stored = {"spec": json.loads(project["spec"])}
@@ -158,20 +158,20 @@ def test_control_with_names_of_chance_each_saving_makes_another_workspace(server
 
 
 def test_a_project_that_does_not_exist_is_said(server, capsys):
-    assert cli.main(["dashboard", "--project", "elsewhere"]) == 2
+    assert cli.main(["dashboard", "--wandb", "elsewhere"]) == 2
     assert "no such project" in capsys.readouterr().err and not server.views
 
 
 def test_a_server_that_refuses_is_said_in_three_lines(server, capsys):
     server.behaviour = "unauthorized"
-    assert cli.main(["dashboard", "--entity", "me"]) == 2
+    assert cli.main(["dashboard", "--wandb", "me/nexus-ablate"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: W&B refused the dashboard") and len(error.splitlines()) <= 3
 
 
-def test_a_dry_run_writes_the_specification_and_asks_nobody(server, tmp_path, capsys):
-    assert cli.main(["dashboard", "--dry-run", "view.json", "--study", "gates"]) == 0
-    assert cli.main(["dashboard", "--study", "gates", "--dry-run"]) == 0
+def test_json_writes_the_specification_and_asks_nobody(server, tmp_path, capsys):
+    assert cli.main(["dashboard", "--json", "view.json", "gates"]) == 0
+    assert cli.main(["dashboard", "gates", "--json", "-"]) == 0
     assert (tmp_path / "view.json").read_text() == capsys.readouterr().out
     views = json.loads((tmp_path / "view.json").read_text())["views"]
     assert len(views) == 2 and "sink rate by arm" in titled(views[1])
@@ -180,7 +180,7 @@ def test_a_dry_run_writes_the_specification_and_asks_nobody(server, tmp_path, ca
 
 def test_a_study_with_settings_has_a_workspace_of_each(server, tmp_path, capsys):
     def filtered(study):
-        assert cli.main(["dashboard", "--study", study, "--dry-run"]) == 0
+        assert cli.main(["dashboard", study, "--json", "-"]) == 0
         _, *views = json.loads(capsys.readouterr().out)["views"]
         return [re.findall(r'"(\w+@[\w-]+)"', json.dumps(view["spec"]["section"]["runSets"]))[0] for view in views]
 
@@ -192,10 +192,9 @@ def test_a_study_with_settings_has_a_workspace_of_each(server, tmp_path, capsys)
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["--study", "nroms"], "try: norms"),
-        (["--project", "a?b"], "try: --project a-b"),
-        (["runs"], "flags only"),
-        (["--progect", "x"], "try: --project"),
+        (["nroms"], "try: norms"),
+        (["--wandb", "a?b"], "try: --wandb a-b"),
+        (["--wanbd", "x"], "try: --wandb"),
     ],
 )
 def test_mistakes_are_said_before_anything_is_asked(server, arguments, problem, capsys):
@@ -212,6 +211,6 @@ def test_without_the_package_the_extra_is_named(monkeypatch):
 def test_a_study_s_folder_may_have_symbols_that_w_b_refuses_in_the_name_of_a_workspace(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "lr=3e-4").mkdir(parents=True)
-    assert cli.main(["dashboard", "--study", "lr=3e-4", "--dry-run"]) == 0
+    assert cli.main(["dashboard", "lr=3e-4", "--json", "-"]) == 0
     view = json.loads(capsys.readouterr().out)["views"][1]
     assert view["displayName"] == "nexus-ablate: lr_3e-4" and "lr=3e-4" in json.dumps(view["spec"])

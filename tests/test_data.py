@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import functools
+import gzip
 import itertools
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -17,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nexus_ablate.cli import main
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.options import Option, check_option, option_files
 from nexus_ablate.data import cache, corpus, fingerprint_of, hub, load_tokenizer, prepare
@@ -142,28 +146,34 @@ def write_table(path: Path, documents: list[str]) -> Path:
     table = pd.DataFrame({"id": range(len(documents)), "text": documents})
     if path.suffix.lower() == ".parquet":
         table.to_parquet(path)
-    elif path.suffix.lower() == ".jsonl":
-        table.to_json(path, orient="records", lines=True)
+    elif path.suffix.lower() in JSON:
+        table.to_json(path, orient="records", lines=path.suffix != ".json")
     else:
         table.to_csv(path, index=False, sep="\t" if path.suffix.lower() == ".tsv" else ",")
     return path
 
 
-@pytest.mark.parametrize("suffix", [".parquet", ".PARQUET", ".jsonl", ".csv", ".tsv"])
+JSON = (".json", ".jsonl", ".ndjson")
+TABLES = (".parquet", ".csv", ".tsv", *JSON)
+
+
+@pytest.mark.parametrize("suffix", [*TABLES, ".PARQUET"])
 def test_a_table_is_read_by_its_text_column_and_never_as_raw_text(tmp_path: Path, suffix: str):
     path = write_table(tmp_path / f"mine{suffix}", DOCUMENTS * 30)
     data = prepare(option("files", files=[str(path)]), tmp_path / "cache")
     assert text_of(data, data.train).startswith("\n".join(DOCUMENTS))
 
 
-TABLES = (".parquet", ".jsonl", ".csv", ".tsv")
 REFUSED = [
     *((suffix, "txet", None, "try: data.column=text") for suffix in TABLES),
     *((suffix, "text", b"\x00\xff\x00", "cannot be read as") for suffix in TABLES),
-    *((suffix, "id", None, "data.column holds no text") for suffix in TABLES[:2]),  # every cell of the others is text
+    *(
+        (suffix, "id", None, "data.column holds no text") for suffix in (".parquet", *JSON)
+    ),  # every cell of the others is text
     (".csv", "text", b"text\nHello, world\nNo comma\n", "more fields than the header"),
     (".csv", "text", b"text,label\nsome words,0,\nothers,1,\n", "more fields than the header"),
-    (".jsonl", "text", b'["a", "b"]\n', "no object such as"),
+    *((suffix, "text", b'["a", "b"]\n', "no object such as") for suffix in JSON),
+    (".json", "text", b'{\n "text": "one object over lines"\n}', "try: a list of objects such as"),
     (".jsonl", "text", b"", "mine.jsonl has no rows"),
 ]
 
@@ -176,6 +186,45 @@ def test_a_table_without_the_column_or_damaged_is_refused(
     if content is not None:
         path.write_bytes(content)
     assert words in refusal(option("files", files=[str(path)], column=column))
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".csv", ".jsonl", ".json"])
+def test_a_byte_order_mark_at_the_start_of_a_file_is_no_text(tmp_path: Path, suffix: str):
+    path = tmp_path / f"plain{suffix}"
+    path.write_text(TEXT) if suffix == ".txt" else write_table(path, DOCUMENTS * 30)
+    marked, chosen = path.with_stem("marked"), {"tokenizer": "char"}
+    marked.write_bytes(codecs.BOM_UTF8 + path.read_bytes())
+    assert fingerprint_of(files(marked, **chosen)) == fingerprint_of(files(path, **chosen))
+    inside = path.with_stem("inside")
+    inside.write_bytes(path.read_bytes().replace(b"o", codecs.BOM_UTF8 + b"o"))
+    assert fingerprint_of(files(inside, **chosen)) != fingerprint_of(files(path, **chosen))
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".csv", ".jsonl"])
+@pytest.mark.parametrize(
+    ("encode", "kind", "command"),
+    [
+        (gzip.compress, "gzip", "gunzip -k"),
+        (lambda text: text.decode().encode("utf-16"), "UTF-16", "iconv"),
+        (lambda text: codecs.BOM_UTF16_BE + text.decode().encode("utf-16-be"), "UTF-16", "iconv"),
+    ],
+)
+def test_the_command_that_is_suggested_makes_a_compressed_or_encoded_file_readable(
+    tmp_path: Path, suffix: str, encode: Callable[[bytes], bytes], kind: str, command: str
+):
+    plain = tmp_path / f"my text{suffix}"
+    plain.write_text(TEXT, encoding="utf-8") if suffix == ".txt" else write_table(plain, DOCUMENTS * 30)
+    encoded = plain.with_name(f"{plain.name}.gz" if kind == "gzip" else f"encoded{suffix}")
+    expected = fingerprint_of(files(plain))
+    encoded.write_bytes(encode(plain.read_bytes()))
+    plain.unlink()
+    before, message = set(tmp_path.iterdir()), refusal(files(encoded))
+    assert f"this file is {kind}" in message and message.count("\n") == 2
+    fix = message.partition("try: ")[2]
+    assert fix.startswith(command)
+    subprocess.run(fix, shell=True, check=True)
+    (made,) = set(tmp_path.iterdir()) - before
+    assert fingerprint_of(files(made)) == expected
 
 
 def test_text_must_hold_two_tokens_more_than_a_sequence(tmp_path: Path):
@@ -226,6 +275,36 @@ def test_two_files_are_not_the_fingerprint_of_their_concatenation(tmp_path: Path
     for name, text in (("a", "x" * 200), ("b", "y" * 200), ("ab", "x" * 200 + "y" * 200)):
         (tmp_path / name).write_text(text)
     assert fingerprint_of(files(tmp_path / "a", tmp_path / "b"), 8) != fingerprint_of(files(tmp_path / "ab"), 8)
+
+
+LINES = [f"Line {i} of a text in which no line comes twice." for i in range(400)]
+
+
+@pytest.mark.parametrize(
+    ("texts", "share"),
+    [
+        ({"a.txt": LINES}, 0),
+        ({"a.txt": LINES, "copy.txt": LINES}, 1),
+        ({"a.txt": LINES, "b.txt": [*LINES[:10], *(f"Then {line}" for line in LINES[:30])]}, 0.22),
+        ({"a.jsonl": LINES}, 0),
+        ({"a.jsonl": LINES * 2}, 1),
+        ({"a.jsonl": [f"{i}: a short row" for i in range(99)] * 2}, 1),
+        ({"a.txt": [" ".join(LINES)]}, 0),
+        ({"a.txt": [" ".join(LINES)], "copy.txt": [" ".join(LINES)]}, 1),
+    ],
+)
+def test_a_run_and_explain_warn_of_validation_text_that_stands_in_the_training_text(tmp_path, capsys, texts, share):
+    for name, documents in texts.items():
+        path = tmp_path / name
+        write_table(path, documents) if path.suffix == ".jsonl" else path.write_text("\n".join(documents))
+    paths = ",".join(str(tmp_path / name) for name in texts)
+    chosen = ["data=files", f"data.files=[{paths}]", "data.val_fraction=0.1"]
+    tiny = ["model=femto", "model.n_layers=1", "model.context=16", "train.steps=1", "probe=off", "tracker=files"]
+    for verb in (["explain"], ["train"], ["explain"]):  # before and after the text is tokenized
+        assert main([*verb, *tiny, *chosen, f"runs_dir={tmp_path}/runs"]) == 0
+        shown = " ".join("".join(capsys.readouterr()).split())
+        warned = re.search(r"(\d+)% of the validation text also stands in the training text", shown)
+        assert int(warned[1]) == pytest.approx(100 * share, abs=3) if warned else share == 0
 
 
 # --------------------------------------------------------------------------------------------------------------- stdlib
@@ -322,6 +401,13 @@ def test_text_behind_a_token_limit_may_hold_characters_that_the_vocabulary_lacks
     assert len(prepare(option("hub", **keys), tmp_path / "cache").train) == 999
 
 
+def test_a_data_set_s_tokens_come_with_the_share_of_validation_that_training_repeats(parquet: Path, tmp_path: Path):
+    chosen = option("hub", path=str(parquet), val_split="validation")
+    assert prepare(chosen, tmp_path / "cache").repeated == 0
+    write_table(parquet / "train-2.parquet", [TEXT])
+    assert prepare(chosen, tmp_path / "cache").repeated > 0.9
+
+
 def test_a_local_directory_is_known_by_its_content_not_by_its_place(parquet: Path, tmp_path: Path):
     before = fingerprint_of(option("hub", path=str(parquet)))
     moved = parquet.rename(tmp_path / "moved")
@@ -362,6 +448,7 @@ def test_shards_may_have_no_rows_or_other_columns_besides_the_text(parquet: Path
 
     chosen = option("hub", path=str(parquet), val_split="validation", streaming=streaming)
     before = prepare(chosen, tmp_path / "before")
+    (parquet / "dataset_infos.json").write_text("{}")  # describes the shards and is none
     pq.write_table(pa.table({"text": pa.array([], pa.string())}), parquet / "train-2.parquet")
     pd.DataFrame({"text": ["the last"], "url": ["x"]}).to_parquet(parquet / "train-3.parquet")
     after = prepare(chosen, tmp_path / "after")
@@ -421,19 +508,13 @@ def test_a_hub_option_that_cannot_be_meant_is_refused_without_the_network(keys: 
     ("split", "other", "overlap"),
     [
         ("train", "test", False),
-        ("train", "all", True),
         ("train[:90%]", "train[90%:]", False),
-        ("train[:90%]", "train[-10%:]", False),
-        ("train[:90%]", "train[80%:]", True),
         ("train[:90%]", "train", True),
-        ("train[1000:]", "train[:1000]", False),
-        ("train[:-1000]", "train[-1000:]", False),
-        ("train[1000:]", "train[:10%]", True),
+        ("train[:90%]", "train[:90%]", True),
         ("train[:90%]+extra", "train[90%:]+extra[:5]", True),
-        ("train[:90%](closest)", "train[90%:](closest)", False),
     ],
 )
-def test_splits_that_may_have_a_document_in_common_are_told_from_those_that_have_none(split, other, overlap):
+def test_a_split_is_refused_beside_all_of_what_it_is_cut_from(split, other, overlap):
     assert hub.may_overlap(split, other) == hub.may_overlap(other, split) == overlap
 
 
@@ -489,7 +570,7 @@ def test_a_data_set_is_asked_for_as_configured_and_its_code_is_never_run(
     monkeypatch.setattr(datasets, "load_dataset", load)
     prepare(option("wikitext103", revision="abc"), tmp_path)
     common = {"path": "Salesforce/wikitext", "name": "wikitext-103-raw-v1", "revision": "abc", "streaming": False}
-    assert requests == [{**common, "split": "train"}, {**common, "split": "validation"}]
+    assert [request.pop("split") for request in requests] == ["validation", "train"] and requests == [common] * 2
 
 
 # ----------------------------------------------------------------------------------------------------------- tokenizers
@@ -634,7 +715,14 @@ def test_byte_fallback_gives_text_back_and_counts_the_bytes_of_documents(prefix:
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [("not json", "not a valid tokenizer.json"), ("{}", "not a valid tokenizer.json"), (None, "does not exist")],
+    [
+        ("not json", "not a valid tokenizer.json"),
+        ("{}", "not a valid tokenizer.json"),
+        ('{"type": "char", "characters": ""}', "not a vocabulary of sorted characters"),
+        ('{"type": "char", "characters": "ba"}', "not a vocabulary of sorted characters"),
+        ('{"type": "char", "characters": "\\ud800"}', "not a vocabulary of sorted characters"),
+        (None, "does not exist"),
+    ],
 )
 def test_an_unusable_tokenizer_file_is_refused_at_once(text_file: Path, content: str | None, words: str):
     path = text_file.with_name("t.json")
@@ -688,13 +776,6 @@ def truncate(path: Path) -> None:
     os.truncate(path, path.stat().st_size - 1)
 
 
-def claim(path: Path) -> None:
-    """Another number in a manifest that is otherwise whole."""
-    content = json.loads(path.read_text())
-    content["body"]["unigram_bpb"] = 1.0
-    path.write_text(json.dumps(content))
-
-
 def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-20] ^= 1
@@ -704,9 +785,7 @@ def flip(path: Path) -> None:
 CACHED = ("train.npy", "val.npy", "tokenizer.json", "manifest.json")
 
 
-@pytest.mark.parametrize(
-    ("file", "damage"), [*itertools.product(CACHED, (truncate, flip, Path.unlink)), ("manifest.json", claim)]
-)
+@pytest.mark.parametrize(("file", "damage"), [*itertools.product(CACHED, (truncate, flip, Path.unlink))])
 def test_a_damaged_cache_is_rebuilt_and_never_used(text_file: Path, tmp_path: Path, file: str, damage: Any):
     root = tmp_path / "cache"
     chosen = files(text_file, tokenizer="char")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import socket
+import subprocess
 from importlib import metadata
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import pytest
 
 from nexus_ablate import errors, gpus
 from nexus_ablate.cli import doctor, main
-from nexus_ablate.cli.doctor import MachineCheck, checks, device, directory, packages, reachable, shared, slurm, wandb
+from nexus_ablate.cli.doctor import MachineCheck, checks, device, directory, packages, shared, slurm, wandb
 
 
 def tool(folder: Path, name: str, script: str) -> None:
@@ -34,7 +34,7 @@ def test_this_machine_is_ready_and_every_line_says_how_it_is(capsys, tmp_path):
     assert main(["doctor", str(tmp_path)]) == errors.OK
     lines = capsys.readouterr().out.strip().splitlines()
     assert {line.split()[0] for line in lines} <= {"ready", "missing"}
-    for name in ("python", "packages", "device", "cores", "runs", "W&B", "Hugging Face", "C++ compiler", "SLURM"):
+    for name in ("packages", "device", "runs", "W&B", "C++ compiler", "SLURM"):
         assert any(f" {name}" in line for line in lines), name
     assert all("->" in line for line in lines if line.startswith("missing")), "what is missing can be fixed"
 
@@ -48,12 +48,9 @@ def test_json_says_the_same(capsys, tmp_path):
 
 def test_keys_are_never_shown(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef" * 2 + "01234567")
-    monkeypatch.setenv("HF_TOKEN", "hf_canarycanarycanarycanary")
-    monkeypatch.setenv("WANDB_BASE_URL", "https://user:canary@127.0.0.1:1")
-    for flags in ([], ["--json"], ["--online"]):
+    for flags in ([], ["--json"]):
         main(["doctor", *flags, str(tmp_path)])
     said = "".join(capsys.readouterr())
-    assert "canary" not in said
     assert "0123456789" not in said
     assert "a key is present: runs are mirrored" in said
 
@@ -81,14 +78,6 @@ def test_a_directory_inside_one_that_may_not_be_read_is_missing(tmp_path, monkey
     assert (check.ready, check.need) == (False, True) and "Permission denied" in check.detail
 
 
-def test_a_folder_of_hugging_face_that_may_not_be_read_has_no_token(monkeypatch):
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setenv("HF_HOME", "a" * 300)  # no system reads this name
-    with pytest.raises(OSError, match="too long"):
-        Path("a" * 300, "token").is_file()
-    assert doctor.hugging_face().detail.startswith("no token")
-
-
 def test_little_space_is_missing_space(tmp_path, monkeypatch):
     usage = os.statvfs(tmp_path)
     free = usage.f_bavail * usage.f_frsize
@@ -105,6 +94,17 @@ def test_a_package_out_of_bounds_is_named_with_the_command_that_fixes_it(monkeyp
     (bad,) = packages()
     assert (bad.name, bad.detail, bad.ready, bad.need) == ("torch", "2.4.0", False, True)
     assert bad.fix.startswith("pip install 'torch")
+
+
+def test_a_package_that_cannot_be_imported_is_named_with_the_reason(tmp_path, monkeypatch):
+    (tmp_path / "broken.py").write_text("import numpy.nowhere")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert doctor.import_error(("json", "broken", "absent"))[0] == "broken"
+    assert doctor.import_error(("json",)) == ("", "")
+    monkeypatch.setattr(doctor, "import_error", lambda modules: ("broken", "No module named 'numpy.nowhere'"))
+    (check,) = packages()
+    assert (check.name, check.ready, check.need) == ("broken", False, True)
+    assert "numpy.nowhere" in check.detail and check.fix == "pip install --force-reinstall broken"
 
 
 def test_gpus_that_torch_cannot_use_are_reported(tools, monkeypatch):
@@ -130,24 +130,6 @@ def test_without_a_compiler_torch_compile_is_reported_as_unavailable(tools, tmp_
     assert by_name(checks(tmp_path))["C++ compiler"].detail == "clang++"
 
 
-def test_nothing_is_asked_of_the_network_unless_asked_to(tmp_path, monkeypatch):
-    def refuse(*where, **how):
-        raise AssertionError(f"connected to {where}")
-
-    monkeypatch.setattr(socket, "create_connection", refuse)
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    list(checks(tmp_path))
-    with pytest.raises(AssertionError):
-        list(checks(tmp_path, online=True))
-
-
-def test_a_server_answers_or_not():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        assert reachable("it", f"http://127.0.0.1:{port}").ready
-    assert not reachable("it", f"http://127.0.0.1:{port}").ready
-
-
 def test_a_chosen_mode_is_reported(monkeypatch, tmp_path):
     for variable in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_MODE"):
         monkeypatch.delenv(variable, raising=False)
@@ -165,14 +147,26 @@ def by_name(described) -> dict[str, MachineCheck]:
 def test_a_cluster_is_described_by_its_partitions(tools, tmp_path):
     for name in ("sbatch", "squeue", "scontrol"):
         tools(name)
-    tools("sinfo", "echo 'low (2 nodes, gpu:2, up)'; echo 'high (2 nodes, (null), up)'")
+    asks = "--format=%R (%D nodes, %c cores and %m MB each, %G, %a)"
+    tools("sinfo", f"test \"$2\" = '{asks}' && echo 'low (2 nodes, gpu:2, up)'; echo 'high (2 nodes, (null), up)'")
     (check,) = slurm(tmp_path, submit=False)
     assert check.detail == "partitions low (2 nodes, gpu:2, up), high (2 nodes, no GPUs, up)" and not check.need
 
 
-def test_a_job_looks_for_a_file(tools, tmp_path):
+def test_a_job_looks_for_a_file(tools, tmp_path, monkeypatch):
     tools("srun", 'for last; do :; done; test "$1" = --ntasks=1 -a -e "$last"')
     assert shared(tmp_path).ready
     tools("srun", "echo 'srun: error: Unable to allocate resources' >&2; exit 1")
     assert "Unable to allocate" in shared(tmp_path).detail
+    tools("srun", "exec /bin/sleep 60")
+    real = subprocess.run
+    monkeypatch.setattr(doctor.subprocess, "run", lambda *words, **how: real(*words, **how | {"timeout": 0.2}))
+    assert "timed out" in shared(tmp_path).detail
     assert not list(tmp_path.glob(".doctor*"))
+
+
+def test_a_job_that_never_starts_is_no_traceback(tools, tmp_path, monkeypatch):
+    tools("srun", "exec /bin/sleep 60")
+    monkeypatch.setattr(doctor, "SRUN_SECONDS", 0.2)
+    check = shared(tmp_path)
+    assert not check.ready and "srun does not answer" in check.detail

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from nexus_ablate import errors
 from nexus_ablate.cli import main
 from nexus_ablate.config.compose import compose
-from nexus_ablate.config.options import default_option, evaluation_name, evaluation_of, option_files
+from nexus_ablate.config.evaluations import evaluation_name, evaluation_of
+from nexus_ablate.config.options import default_option, option_files
 from nexus_ablate.data import TokenizedData, eval_places
 from nexus_ablate.data.corpus import StdlibCorpus
 from nexus_ablate.data.tokenizer import CharTokenizer

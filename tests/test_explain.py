@@ -43,39 +43,21 @@ def explained(config):
 EVERY = [[], RICH, *(option.split() for option in EVERY_OPTION)]
 
 
-def test_components_roles_and_decay_groups_add_up_to_the_real_number_of_parameters(tiny):
+def test_decay_groups_add_up_to_the_real_number_of_parameters(tiny):
     for overrides in EVERY:
         config = tiny(*overrides)
         facts = explained(config)
         real = sum(p.numel() for p in build_model(config, 11).parameters())
         decay = facts["decay"]
         assert facts["parameters"]["total"] == real, overrides
-        assert sum(facts["parameters"]["by_component"].values()) == real, overrides
         assert sum(decay["decayed"].values()) + sum(decay["free"].values()) == real, overrides
 
 
-def test_every_axis_with_parameters_is_a_component_of_its_own(tiny):
-    result = set(explained(tiny(*RICH, "placement=rezero", "placement.norm=on"))["parameters"]["by_component"])
-    axes = {"placement", "norm", "position", "normalizer", "gate", "qk_norm", "ffn", "attention", "scores"}
-    assert result == axes | {"embedding", "sink", "embed_scale", "head"}
-
-
-@pytest.mark.parametrize("overrides", [[], RICH, ["position=transformer_xl"], ["n_kv_heads=1"]], ids=",".join)
-def test_flops_by_component_add_up_to_the_count_that_runs_log_and_none_is_negative(tiny, overrides):
-    config = tiny(*overrides)
-    flops = explained(config)["flops_per_token"]
-    assert flops["training"] == flops_per_token(config, 11)
-    assert sum(flops["forward"].values()) == pytest.approx(flops["training"] / 3)
-    assert min(flops["forward"].values()) > 0
-
-
-def test_flops_of_a_component_are_two_for_each_of_its_multiplications(tiny):
-    forward = explained(tiny())["flops_per_token"]["forward"]
+def test_flops_are_two_for_each_multiplication(tiny):
     layers, d, d_ff, context = 2, 16, 40, 8
-    assert forward["attention"] == 2 * layers * 4 * d * d
-    assert forward["ffn"] == 2 * layers * 3 * d * d_ff
-    assert forward["scores"] == 2 * layers * 2 * context * d
-    assert forward["head"] == 2 * d * 11
+    attention, ffn, scores = 4 * d * d, 3 * d * d_ff, 2 * context * d
+    forward = 2 * (layers * (attention + ffn + scores) + d * 11)
+    assert explained(tiny())["flops_per_token"] == flops_per_token(tiny(), 11) == 3 * forward
 
 
 def initial_stds(config) -> dict[str, set[float]]:
@@ -106,47 +88,6 @@ def test_a_placement_s_gain_is_in_the_initial_values_of_the_roles_that_it_scales
     scaled, plain = (initial_stds(tiny(f"placement={name}", "init=xavier")) for name in ("deepnorm", "post"))
     assert {role for role in plain if scaled[role] != plain[role]} == {"value", "attn_out", "ffn_in", "ffn_out"}
     assert min(scaled["value"]) / min(plain["value"]) == pytest.approx((8 * 2) ** -0.25)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "sites"),
-    [
-        ([], {"norm_attn": 16, "norm_ffn": 16, "final_norm": 16}),
-        (["placement=post"], {"norm_attn": 16, "norm_ffn": 16}),
-        (["norm=none"], {"norm_attn": 16, "norm_ffn": 16, "final_norm": 16}),
-        (
-            ["placement=post", "qk_norm=rms"],
-            {k: 16 for k in ("norm_attn", "norm_ffn")} | {"attn.qk_norm.query": 8, "attn.qk_norm.key": 8},
-        ),
-        (
-            ["placement=subln"],
-            {"norm_attn": 16, "attn.inner_norm": 16, "norm_ffn": 16, "ffn.inner_norm": 40, "final_norm": 16},
-        ),
-    ],
-    ids=str,
-)
-def test_norm_sites_are_named_with_their_width_and_blocks(tiny, overrides, sites):
-    described = explained(tiny(*overrides))["norms"]
-    assert {site["site"]: site["width"] for site in described} == sites
-    assert all(site["blocks"] == ([] if site["site"] == "final_norm" else [0, 1]) for site in described)
-
-
-def test_a_site_of_some_blocks_names_them(tiny):
-    (site,) = (s for s in explained(tiny("placement=hybridnorm_star"))["norms"] if s["site"] == "norm_attn")
-    assert site["blocks"] == [0]
-
-
-def test_every_auto_shows_its_value_and_the_option_that_prescribes_it(tiny):
-    described = {a["key"]: (a["means"], a["by"]) for a in explained(tiny("norm=dyt", "placement=deepnorm"))["auto"]}
-    assert described["embed_scale"] == ("learned", "norm=dyt")
-    assert described["norm_bias"] == (False, "norm=dyt")
-    assert described["init"] == ("xavier", "placement=deepnorm")
-    assert described["d_ff_ratio"] == (2.5, "ffn=swiglu")
-    assert described["model.head_dim"] == (8, "d_model / n_heads")
-    assert described["norm.alpha_attn"] == (None, "by width, Table 11")
-    assert described["attn_scale"][0] == 8**-0.5
-    assert all(by for _, by in described.values())
-    assert "final_norm" not in {a["key"] for a in explained(tiny("final_norm=on"))["auto"]}
 
 
 def test_equations_show_the_values_that_are_in_force(tiny):
@@ -250,14 +191,15 @@ def test_json_is_one_object_with_the_vocabulary_that_was_asked_for(capsys):
     assert main(["explain", "model=micro", "vocab_size=1000", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["vocab_size"] == 1000
-    assert facts["parameters"]["by_component"]["embedding"] == 1000 * facts["size"]["d_model"]
+    other, d_model = facts["parameters"]["without_embeddings"], facts["size"]["d_model"]
+    assert facts["parameters"]["total"] - other == 1000 * d_model
     assert facts["arm"] == "model=micro,vocab_size=1000"
 
 
 def test_flops_counted_with_few_sequences_are_those_of_all_of_them(tiny):
     for overrides in EVERY[::2]:
         model = countable_model(tiny(*overrides), 11)
-        assert counts.flops_by_module(model, 8, 3) == counts._forward_flops(model, 8, 3), overrides
+        assert counts.forward_flops(model, 8, 3) == counts._counted_flops(model, 8, 3), overrides
 
 
 def test_a_large_model_is_counted_without_memory_as_a_small_one_is_with_it(tiny, monkeypatch):
@@ -265,7 +207,7 @@ def test_a_large_model_is_counted_without_memory_as_a_small_one_is_with_it(tiny,
     monkeypatch.setattr("nexus_ablate.model._FEW_PRODUCTS", 0)
     large = countable_model(tiny(*RICH), 11)
     assert (next(small.parameters()).device.type, next(large.parameters()).device.type) == ("cpu", "meta")
-    assert counts.flops_by_module(small, 8, 4) == counts.flops_by_module(large, 8, 4)
+    assert counts.forward_flops(small, 8, 4) == counts.forward_flops(large, 8, 4)
 
 
 def test_the_vocabulary_is_that_of_the_data(capsys, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Fast paths give what the plain ones give, and each can be turned off."""
 
 import ctypes
+import errno
 import math
 import random
 import sys
@@ -443,10 +444,10 @@ def test_where_there_is_no_glibc_nothing_happens(monkeypatch):
 # -------------------------------------------------------------------------------------------------- torch.compile
 
 
-def no_compiler(monkeypatch):
+def no_compiler(monkeypatch, error):
     def refuse(forward, **_):
         def call(*_):
-            raise RuntimeError("no working C++ compiler\nand more")
+            raise error
 
         return call
 
@@ -493,18 +494,27 @@ def test_a_default_run_is_compiled_where_a_compiler_is_and_a_short_one_is_not():
     assert compiled == [bool(device.cxx_compiler()), False]
 
 
-def test_a_run_that_auto_cannot_compile_says_so_and_is_the_uncompiled_run(tiny_run, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RuntimeError("no working C++ compiler\nand more"), "no working C++ compiler"),
+        (OSError(errno.ENOSPC, "No space left on device"), "[Errno 28] No space left on device"),
+    ],
+)
+def test_a_run_that_auto_cannot_compile_says_so_and_is_the_uncompiled_run(
+    tiny_run, tmp_path, monkeypatch, capsys, error, reason
+):
     plain = run(tiny_run("norm=batch"))
     monkeypatch.setattr(choices, "compiling_pays", lambda *_: (True, "it is long"))
-    no_compiler(monkeypatch)
+    no_compiler(monkeypatch, error)
     fell_back = train(compose(tiny_run("norm=batch", f"runs_dir={tmp_path / 'other'}")), [])
-    assert "training without torch.compile, which failed: no working C++ compiler" in capsys.readouterr().err
-    assert "no working C++ compiler" in (fell_back.path / "log.txt").read_text()
+    assert f"training without torch.compile, which failed: {reason}\n" in capsys.readouterr().err
+    assert f"torch.compile failed: {reason}\n" in (fell_back.path / "log.txt").read_text()
     assert logged(fell_back.path) == logged(plain.path)
 
 
 def test_a_requested_compiler_that_does_not_work_is_three_lines(tiny_run, monkeypatch):
-    no_compiler(monkeypatch)
+    no_compiler(monkeypatch, RuntimeError("no working C++ compiler\nand more"))
     with pytest.raises(ConfigError, match=r"no working C\+\+ compiler") as caught:
         run(tiny_run("train.compile=on"))
     assert "train.compile=off" in str(caught.value)

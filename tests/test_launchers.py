@@ -18,7 +18,7 @@ from nexus_ablate import errors
 from nexus_ablate.cli import main
 from nexus_ablate.config.compose import compose
 from nexus_ablate.launch import hydra, local
-from nexus_ablate.launch.worker import JobResult
+from nexus_ablate.launch.jobs import JobResult
 from nexus_ablate.runs import find_runs, read_run
 from tests.test_study_queue import nexus, rows, start
 from tests.trial_norm import BAD, WORDS, write_plugin
@@ -29,17 +29,19 @@ def plugin(tmp_path):
     return str(write_plugin(tmp_path / "plugin"))
 
 
+SETTINGS = {"joblib": ["hydra.launcher.n_jobs=2"], "pool": ["hydra.launcher.workers=2"]}
+"""What lets a launcher run two jobs at a time. `pool` is a plugin of these tests."""
+
+
+@pytest.fixture(autouse=True)
+def pool_launcher(monkeypatch):
+    path = [str(Path(__file__).with_name("pool_launcher")), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
+
+
 def launched_by(launcher):
-    """Overrides for one of Hydra's launchers that is installed."""
-    return [f"hydra/launcher={launcher}", *settings_of(launcher)]
-
-
-def settings_of(launcher):
-    """What lets it run two jobs at a time."""
-    if launcher != "basic" and importlib.util.find_spec(f"hydra_plugins.hydra_{launcher}_launcher") is None:
-        pytest.skip(f"hydra-{launcher}-launcher is not installed")
-    ray = ["+hydra.launcher.ray.init.num_cpus=2", "+hydra.launcher.ray.init.include_dashboard=false"]
-    return {"joblib": ["hydra.launcher.n_jobs=2"], "ray": ray}.get(launcher, [])
+    """Overrides for one of Hydra's launchers."""
+    return [f"hydra/launcher={launcher}", *SETTINGS.get(launcher, [])]
 
 
 def parts(runs_dir):
@@ -73,7 +75,7 @@ def test_a_multirun_survives_runs_that_fail_and_that_end_their_process(tiny_run,
 
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.parametrize("launcher", ["basic", "joblib", "ray", "queue"])
+@pytest.mark.parametrize("launcher", ["basic", "joblib", "pool", "queue"])
 def test_of_twenty_jobs_the_good_ones_finish_and_the_bad_ones_are_listed(
     tiny_run, plugin, tmp_path, launcher, monkeypatch
 ):
@@ -177,9 +179,9 @@ def study_of(tiny_run, *overrides):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["joblib", "ray"])
+@pytest.mark.parametrize("launcher", ["joblib", "pool"])
 def test_the_runs_of_a_study_are_the_same_by_a_launcher_and_by_the_queue(tiny_run, tmp_path, launcher):
-    by_launcher = ["--launcher", launcher, *settings_of(launcher)]
+    by_launcher = ["--launcher", launcher, *SETTINGS[launcher]]
     base = [text for text in tiny_run() if not text.startswith("runs_dir=")]
     study = ["study", "mine", "vary.norm=layer", "seeds=0,1", "lr_grid=1e-3,2e-3,4e-3", *base]
     done = nexus([*study, "runs_dir=launched", *by_launcher], cwd=tmp_path)
@@ -200,7 +202,7 @@ def test_the_runs_of_a_study_are_the_same_by_a_launcher_and_by_the_queue(tiny_ru
 @pytest.mark.slow
 def test_a_worker_of_a_launcher_is_killed_and_the_same_command_resumes_its_run(tiny_run, plugin, tmp_path, monkeypatch):
     study = [*study_of(tiny_run, "train.steps=60"), f"runs_dir={tmp_path / 'killed'}"]
-    study += ["--launcher", "joblib", *settings_of("joblib")]
+    study += ["--launcher", "joblib", *SETTINGS["joblib"]]
     driver = start(study, plugin)
     end = time.monotonic() + 100
     while (
@@ -232,7 +234,7 @@ def test_a_worker_of_a_launcher_is_killed_and_the_same_command_resumes_its_run(t
 def test_a_run_that_its_launcher_could_not_start_says_why():
     from hydra.core.utils import JobReturn, JobStatus
 
-    job = SimpleNamespace(state=lambda: ("missing", ""), exit_status=errors.PREEMPTED)
+    job = SimpleNamespace(state=lambda: ("missing", ""), result=lambda: JobResult(errors.PREEMPTED))
     failed = JobReturn(status=JobStatus.FAILED)
     failed.return_value = ValueError("no such node")
     result = hydra.result_from(job, failed)

@@ -124,7 +124,9 @@ def test_the_notebook_of_the_docs_runs(tiny_run, monkeypatch, tmp_path):
     names: dict = {}
     tiny = " ".join(tiny_run("runs_dir=runs"))
     for code in re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.S):
-        exec(code.replace("model=nano train.steps=50", tiny), names)
+        small = code.replace("model=nano train.steps=50", tiny)
+        exec(small.replace('"model=nano", "train.steps=50"', f"*{tiny.split()!r}"), names)
+    assert names["logits_BTV"].shape == (2, 8, 256) and names["rows"][-1]["step"] == 20
     assert list(names["table"]["arm"]) == ["baseline", "norm=layer"] and list(names["table"]["seeds"]) == ["3", "3"]
     assert names["loss"].index[-1] == 20 * 32 and names["kurtosis"].shape[1] == 2
     assert isinstance(names["figure"], Figure) and isinstance(names["picture"], Figure)

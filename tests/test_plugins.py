@@ -196,6 +196,15 @@ def test_a_broken_option_file_is_refused_when_it_is_composed(plugin, files, says
         compose(["norm=my_norm"], plugins=[plugin(files)])
 
 
+@pytest.mark.parametrize(("value", "warned"), [("auto", False), ("2", False), ("9", True)])
+def test_a_rule_that_compares_a_number_does_not_hold_where_its_key_is_auto(plugin, value, warned):
+    limit = "limit: auto  # auto | int [1, 99]; a limit\nwarns: {limit + 1 > 9: too many}\n"
+    overrides = ["norm=my_norm", f"norm.limit={value}"]
+    folder = plugin({"norm/my_norm.yaml": YAML + limit})
+    notes = compose(overrides, plugins=[folder]).resolved.notes
+    assert any("too many" in note for note in notes) == warned
+
+
 @pytest.mark.parametrize("group", CLASSES)
 def test_the_rules_of_shipped_options_name_keys_and_options_that_exist(group):
     for option in option_files(group).values():

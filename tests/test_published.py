@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 from nexus_ablate.pretrained.families import FAMILIES
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "published.py"
-PAGE = (SCRIPT.parents[1] / "docs/published_decoders_table.md").read_text(encoding="utf-8")
+PAGE = (SCRIPT.parents[1] / "docs/published_decoders.md").read_text(encoding="utf-8")
 TYPES = {"exact": 61, "refused": 135}
 KEYS = {"exact": 2874, "refused": 95}
 """What becomes of the exact types with one key changed or removed, where transformers does not refuse it itself."""
@@ -29,19 +28,16 @@ def script():
     return module
 
 
-def test_the_page_counts_what_is_tested_and_has_a_row_for_each_type(script):
-    assert f"{sum(TYPES.values())} types: {TYPES['exact']} exact, {TYPES['refused']} refused, 0 wrong." in PAGE
-    assert f"One key changed or removed: {KEYS['exact']} exact, {KEYS['refused']} refused, 0 wrong." in PAGE
-    types, _, keys = PAGE.partition("## Keys")
-    rows = re.findall(r"^\| ([\w-]+) \| (exact|refused) \|", types, re.M)
-    assert [kind for kind, _ in rows] == script.types(), "scripts/published.py"
-    assert [kind for kind, word in rows if word == "exact"] == re.findall(r"^\| ([\w-]+) \| \d+ \|", keys, re.M)
+def test_the_page_counts_what_is_tested():
+    page = " ".join(PAGE.split())
+    counts = f"Of {sum(TYPES.values())} types {TYPES['exact']} are exact, {TYPES['refused']} are refused"
+    changes = f"Of {sum(KEYS.values()):,} such changes of the {TYPES['exact']} exact types {KEYS['exact']:,} are exact"
+    assert counts in page and f"{changes}, {KEYS['refused']} are refused" in page
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "mamba"])
-def test_a_row_of_the_page_is_what_the_script_writes(kind, script):
-    row = [*script.types_table(script.outcomes([kind]))][4]
-    assert row.startswith(f"| {kind} |") and row in PAGE.splitlines(), "scripts/published.py"
+@pytest.mark.parametrize(("kind", "word"), [("gpt2", "exact"), ("mamba", "refused")])
+def test_a_type_is_a_row_of_what_the_script_prints(kind, word, script):
+    assert [*script.types_table(script.outcomes([kind]))][4].startswith(f"| {kind} | {word} |")
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +50,6 @@ def outcomes(script):
 def test_no_type_of_the_library_is_wrong(outcomes):
     assert Counter(result.word for result in outcomes.values()) == TYPES
     assert all(result.reason for result in outcomes.values() if result.word == "refused")
-    assert PAGE.startswith("\n".join([script.HEAD, *script.types_table(outcomes)])), "scripts/published.py"
     assert [kind for kind in FAMILIES if outcomes[kind].word != "exact"] == ["ministral3"]  # queries grow with position
 
 
@@ -63,7 +58,6 @@ def test_no_type_of_the_library_is_wrong(outcomes):
 def test_no_changed_or_removed_key_of_a_family_is_wrong(outcomes, script):
     lines = [*script.keys_table([kind for kind in outcomes if outcomes[kind].word == "exact"])]
     assert lines[-1] == f"One key changed or removed: {KEYS['exact']} exact, {KEYS['refused']} refused, 0 wrong."
-    assert PAGE.endswith("\n".join(["", *lines, ""])), "scripts/published.py"
 
 
 @pytest.mark.slow

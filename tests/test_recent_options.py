@@ -212,6 +212,16 @@ def test_value_embeddings_are_looked_up_by_token_and_not_for_the_sink(tiny):
         close(attended[layer][:, :1], own * projected[layer][:, :1])
 
 
+@pytest.mark.parametrize("d_model", [32, 128])
+@pytest.mark.parametrize("init", ["fan_in", "gpt2", "xavier"])
+def test_embedded_values_start_at_a_standard_deviation_of_1_as_in_the_authors_code(tiny, d_model, init):
+    attn = build_model(tiny("value=embedding", f"model.d_model={d_model}", f"init={init}"), 256).blocks[0].attn
+    assert float(attn.values.table.weight.detach().std()) == pytest.approx(1, rel=0.03)
+    if init == "fan_in":  # about as large as the projected ones
+        projected = attn.value(F.rms_norm(draw(2000, d_model), (d_model,)))
+        assert float(projected.detach().std()) == pytest.approx(1, rel=0.1)
+
+
 @pytest.mark.parametrize("window", ["off", "3"])
 @pytest.mark.parametrize("position", ["none", "alibi"])
 def test_ssmax_multiplies_scores_by_the_logarithm_of_the_number_of_visible_keys(tiny, position, window):

@@ -44,7 +44,7 @@ def test_explain_states_the_regime(text, capsys):
     assert regime["epochs"] == pytest.approx(1000 * 32 / 3600) and regime["decay_timescale_steps"] == pytest.approx(
         1000
     )
-    assert regime["warnings"] == ["the run reads the text 8.9 times; above 4 it measures memorization too"]
+    assert regime["warnings"] == ["the run reads the text 8.89 times; above 4 it measures memorization too"]
     assert main(["explain", *SMALL, "train.steps=100", "weight_decay=0.1"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "weight decay: barely active (time scale 3,333 steps, run 100)" in shown
@@ -93,7 +93,7 @@ def test_a_fifth_of_the_timescale_is_the_border(steps, warned):
 def test_the_header_of_a_run_states_the_regime(tmp_path, monkeypatch, capsys, text):
     assert main([*SMALL, *text, "train.steps=2", "train.eval_tokens=64", "tracker=files", "probe=off"]) == 0
     shown = " ".join(capsys.readouterr().err.split())
-    assert "tokens per parameter, 0.018 epochs; weight decay: barely active (time scale 3,333 steps, run 2)" in shown
+    assert "tokens per parameter, 0.0178 epochs; weight decay: barely active (time scale 3,333 steps, run 2)" in shown
     assert "warning weight decay is barely active (time scale 3,333 steps, run 2)" in shown
 
 
@@ -105,7 +105,7 @@ def planned(capsys, *words):
 def test_plan_states_the_regime_and_warns_where_weight_decay_cannot_matter(text, capsys, monkeypatch):
     monkeypatch.setattr(cost, "measured_speed", lambda config, threads: None)
     shown = planned(capsys, *text, "vary.norm=layer", "train.steps=100")
-    assert "tokens per parameter, 0.89 epochs" in shown
+    assert "tokens per parameter, 0.889 epochs" in shown
     assert "WARN weight decay is barely active (time scale" in shown
     shown = planned(capsys, *text, "vary.norm=layer", "weight_decay=1", "train.steps=100")
     assert "weight decay: active" in shown and "barely active" not in shown

@@ -9,11 +9,11 @@ import json
 import re
 from html.parser import HTMLParser
 
-import numpy as np
 import pytest
 from browser import NEEDS_CHROMIUM, title_after
 from markupsafe import Markup
 from rich.console import Console
+from test_report_page import settings, six_arms
 from written_runs import Writer
 
 from nexus_ablate.cli import main
@@ -21,7 +21,7 @@ from nexus_ablate.comparison.compare import Comparison, compare
 from nexus_ablate.report import columns, exports, page
 from nexus_ablate.report.charts import forest
 from nexus_ablate.report.columns import MAIN, Column, text_table
-from nexus_ablate.report.sentences import answer
+from nexus_ablate.report.sentences import advice, answer
 from nexus_ablate.report.terminal import show
 from nexus_ablate.study.record import load, save
 
@@ -129,32 +129,49 @@ def test_the_first_lines_say_what_came_out_and_what_was_left_out_is_listed(compa
 
 
 def test_six_arms_fit_on_one_screen_of_eighty_columns(tmp_path):
-    writer, rng = Writer(tmp_path), np.random.default_rng(1)
-    arms = [("norm=layer",), ("norm=dyt",), ("placement=sandwich", "qk_norm=rms"), ("position=learned",)]
-    arms += [("gate=headwise",), ("norm=none",)]
-    seeds = 2 + rng.normal(0, 0.012, 8)
-    for arm, shift in zip([(), *arms], (0, 0.003, 0.09, -0.03, 0.16, -0.004, 0.3), strict=True):
-        losses = [*(seeds + shift + rng.normal(0, 0.004, 8))]
-        kurtosis = {"act/resid/kurtosis_token": 3 + 100 * abs(shift)}
-        writer.arm(*arm, losses=losses, summary=kurtosis)
-    writer.run("norm=dyt", seed=9, state="running", steps=10)
-    endpoints = ["val_loss", "act/resid/kurtosis_token"]
-    writer.plan(*arms, seeds=[*range(8)], endpoints=endpoints, question="Which change to the block helps?")
-    lines = terminal(compare(tmp_path / "study"), 80, details=False).splitlines()
+    comparison = compare(six_arms(tmp_path))
+    lines = terminal(comparison, 80, details=False).splitlines()
     assert max(map(len, lines)) <= 80
     assert len(lines) <= 24, "\n".join(lines)
     text = "\n".join(lines)
-    for part in (
-        "Which change",
-        "Better: ",
-        "Worse: ",
-        "8 seeds",
-        "intervals",
+    said = ("Which change", "Better: ", "Worse: ", "(0.69 nats are one bit)", "8 seeds", "12 together", "baseline at ")
+    said += (
         "tokens per parameter",
+        "lr_grid=auto finds",
+        "train.eval_tokens=4096 suffices",
         "next: ",
-        "1 left out",
-    ):
-        assert part in text
+        "(2 of 8 failed)",
+    )
+    assert [part for part in said if part not in text] == []
+    assert lines[-1] == "  nexus-ablate study six name=six-2 seeds=100-127", "a command is one line"
+
+
+@pytest.mark.parametrize(("blocks", "remedy"), [(8, "train.eval_tokens=4096 suffices"), (4, "a longer text suffices")])
+def test_too_little_validation_text_is_said_with_what_suffices(tmp_path, blocks, remedy):
+    writer = Writer(tmp_path)
+    writer.arm(losses=BASE, blocks=blocks)
+    writer.arm("norm=layer", losses=[x + 0.1 for x in BASE], blocks=blocks)
+    text = terminal(compare(tmp_path / "study"), 80, details=False)
+    assert f"WARN text: holds for this text alone: {blocks} blocks; {remedy}" in text
+
+
+TOO_FEW, NEW_STUDY = "5 seeds are the fewest for a verdict", "nexus-ablate study study name=study-2 seeds=100-107"
+ADVICE = [
+    ([0.1, 0.101, 0.102, 0.103, 0.104], [*range(5)], "", ""),
+    ([0.1, -0.09], [0, 1], TOO_FEW, NEW_STUDY),
+    ([0.1, -0.09], [*range(5)], "runs are missing", "nexus-ablate study study --retry failed"),
+    ([0.9, -1.2, 1.2, -0.9, 0.01], [*range(5)], "more than 200 seeds would be needed to decide the rest", ""),
+]
+"""Differences of an arm by seed, the seeds of its study, and what to do next."""
+
+
+@pytest.mark.parametrize(("differences", "seeds", "sentence", "command"), ADVICE)
+def test_advice_is_a_command_that_would_decide_more(tmp_path, differences, seeds, sentence, command):
+    writer = Writer(tmp_path)
+    writer.arm(losses=BASE[: len(seeds)])
+    writer.arm("norm=layer", losses=[loss + by for loss, by in zip(BASE, differences, strict=False)], train_noise="x")
+    writer.plan(("norm=layer",), seeds=seeds)
+    assert advice(compare(tmp_path / "study")) == (sentence, command)
 
 
 def test_an_arm_that_equals_the_baseline_is_named_in_the_details_and_not_counted_as_left_out(tmp_path):
@@ -162,27 +179,39 @@ def test_an_arm_that_equals_the_baseline_is_named_in_the_details_and_not_counted
     writer.arm(losses=BASE)
     writer.arm("norm=layer", losses=[x + 0.1 for x in BASE])
     writer.plan(("norm=layer",))
-    save(dataclasses.replace(load(tmp_path / "study"), equal={"norm=rms": "baseline"}), tmp_path / "study")
+    study = load(tmp_path / "study")
+    assert study is not None
+    save(dataclasses.replace(study, equal={"norm=rms": "baseline"}), tmp_path / "study")
     comparison = compare(tmp_path / "study")
     assert "left out" not in terminal(comparison, 80, details=False)
     assert "norm=rms: the configuration of baseline, not trained twice" in terminal(comparison, 200, details=True)
 
 
-def test_three_settings_end_with_a_matrix_of_words_and_differences(tmp_path):
-    settings = {"shallow": "model.n_layers=2", "deep": "model.n_layers=4", "deeper": "model.n_layers=8"}
-    for number, setting in enumerate(settings):
-        writer = Writer(tmp_path, f"depth@{setting}")
-        writer.arm(losses=BASE)
-        writer.arm("norm=layer", losses=[x + 0.1 * number + i / 1000 for i, x in enumerate(BASE)], train_noise="x")
-        writer.plan(("norm=layer",), settings=settings, setting=setting, question="Is it the depth?")
-    comparison = compare(tmp_path / "depth")
+def test_three_settings_end_with_a_matrix_and_say_once_what_they_share(tmp_path):
+    comparison = compare(settings(tmp_path))
     lines = terminal(comparison, 80, details=False).splitlines()
-    assert len(lines) <= 60
-    (matrix,) = [number for number, line in enumerate(lines) if line.split() == ["arm", "shallow", "deep", "deeper"]]
-    assert re.match(r"norm=layer +\w+ \+0\.0020 +WORSE \+0\.1020 +WORSE \+0\.2020", lines[matrix + 1])
-    assert sum(line == "Is it the depth?" for line in lines) == 1, "the question is said once"
+    assert len(lines) <= 40, "\n".join(lines)
+    (matrix,) = [number for number, line in enumerate(lines) if line.split()[1:] == ["depth-2", "depth-4", "depth-8"]]
+    assert re.match(r"norm=layer +BETTER -0\.\d+ +BETTER -0\.\d+ +BETTER -0\.\d+ *$", lines[matrix + 2])
+    for said, times in (
+        ("Is it the depth?", 1),
+        ("0.69 nats", 1),
+        ("WARN text", 1),
+        ("next: ", 1),
+        ("baseline at ", 3),
+    ):
+        assert sum(said in line for line in lines) == times, said
     text = page.html(comparison)
-    assert text.index("WORSE +0.1020") < text.index("<h1"), "the page opens with the matrix"
+    assert text.index("BETTER -0.05") < text.index("<h1 class=setting"), "the page opens with the matrix"
+
+
+def test_what_holds_in_one_setting_alone_is_said_there(tmp_path):
+    settings(tmp_path)
+    for path in (tmp_path / "deep@depth-4").glob("placement=post/s*/env.json"):
+        path.write_text(path.read_text().replace('"python": "3"', '"python": "4"'))
+    text = terminal(compare(tmp_path / "deep"), 80, details=False)
+    warning, own, after = map(text.index, ("WARN environment", "setting depth-4", "setting depth-8"))
+    assert own < warning < after
 
 
 @pytest.mark.parametrize("width", [80, 160])
@@ -247,16 +276,6 @@ def test_json_on_standard_output_is_json_alone(comparison, tmp_path, capsys):
 
 
 # ------------------------------------------------------------------------------------------------------ drawing
-
-
-def test_a_cell_that_a_spreadsheet_would_execute_is_text_and_numbers_stay_numbers(comparison, monkeypatch):
-    table = comparison.tables[0]
-    rows = [dataclasses.replace(row, arm=dataclasses.replace(row.arm, name="=HYPERLINK(1)")) for row in table.rows]
-    named = Comparison([dataclasses.replace(table, rows=rows)])
-    assert {row["arm"] for row in csv_rows(named)} == {"'=HYPERLINK(1)"}
-    assert any(row["delta"].startswith("-") for row in csv_rows(named)), "a negative number is no formula"
-    monkeypatch.setattr(exports, "FORMULA_STARTS", ("no start",))
-    assert {row["arm"] for row in csv_rows(named)} == {"=HYPERLINK(1)"}, "the control"
 
 
 def test_a_picture_says_its_numbers_under_the_pointer_and_follows_the_page_s_colours(comparison):

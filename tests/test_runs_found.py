@@ -120,12 +120,11 @@ def trained(tiny_run, tmp_path, monkeypatch):
 
 def test_sample_continues_a_prompt_and_repeats_itself(trained, capsys):
     def text(flags):
-        return "\n".join(printed(capsys, f"sample last --tokens 30 {flags}"))
+        return "\n".join(printed(capsys, f"sample last {flags}"))
 
     assert text("--prompt 'to be'").startswith("to be")
     assert len(text("--prompt 'to be'")) > len("to be")
     assert text("") == text("")
-    assert len(set(text("--temperature 1e-9").strip("\n"))) < len(set(text("--temperature 100").strip("\n")))
 
 
 def test_a_sample_of_a_text_without_line_breaks_needs_a_prompt(tiny_run, tmp_path, monkeypatch, capsys):

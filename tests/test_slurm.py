@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -283,34 +284,105 @@ def folder(requested):
 
 
 def test_what_slurm_is_asked_for(tiny_run, fake_slurm):
-    backend = Slurm("gpu", time=30, mem_gb=3, cpus=2, parallel=5, sbatch={"account": "mine"})
+    backend = Slurm(time=30, mem_gb=3, cpus=2, parallel=5, sbatch={"partition": "gpu", "account": "mine"})
     backend.check()
     assert launch(*study(tiny_run, "seeds=0,1"), backend) == 0
     lines = {line for line in fake_slurm.scripts.read_text().splitlines() if line.startswith("#SBATCH")}
-    for setting in ("partition=gpu", "gres=gpu:1", "time=30", "mem=3GB", "cpus-per-task=2", "account=mine"):
+    for setting in ("partition=gpu", "time=30", "mem=3G", "cpus-per-task=2", "account=mine"):
         assert f"#SBATCH --{setting}" in lines
     assert "#SBATCH --array=0-3%4" in lines
     assert "#SBATCH --signal=USR2@120" in lines
     assert "--partition=gpu" in fake_slurm.tried.read_text(), "tried out without a job"
 
 
-SETTINGS = (
-    ("partition=low", "--partition=low"),
-    ("timeout_min=5", "--time=5"),
-    ("mem_gb=2", "--mem=2G"),
-    ("cpus_per_task=1", "--cpus-per-task=1"),
-    ("gres=gpu:2", "--gres=gpu:2"),
-    ("qos=high", "--qos=high"),
-    ("tasks_per_node=1", "--ntasks-per-node=1"),
-    ("additional_parameters.reservation=r", "--reservation=r"),
+SETTINGS = {
+    **{"timeout_min=5": "--time=5", "mem_gb=2": "--mem=2G", "cpus_per_task=1": "--cpus-per-task=1"},
+    **{"partition=low": "--partition=low", "gres=gpu:2": "--gres=gpu:2", "qos=high": "--qos=high"},
+    **{"account=mine": "--account=mine", "constraint=a100": "--constraint=a100", "exclude=n1": "--exclude=n1"},
+    **{"comment=x": "--comment=x", "name=x": "--job-name=x", "nodes=1": "--nodes=1"},
+    **{"tasks_per_node=1": "--ntasks-per-node=1", "gpus_per_node=2": "--gpus-per-node=2"},
+    **{"gpus_per_task=1": "--gpus-per-task=1", "cpus_per_gpu=8": "--cpus-per-gpu=8"},
+    **{"mem_per_cpu=1G": "--mem-per-cpu=1G", "mem_per_gpu=9G": "--mem-per-gpu=9G"},
+    "additional_parameters.reservation=r": "--reservation=r",
+}
+"""Settings of Hydra's submitit launcher, and the option of sbatch that each is."""
+NOT_BESIDE = {"--mem-per-cpu": "--mem", "--mem-per-gpu": "--mem", "--cpus-per-gpu": "--cpus-per-task"} | dict.fromkeys(
+    ("--gpus-per-node", "--gpus-per-task"), "--gres"
 )
 
 
-@pytest.mark.parametrize(("setting", "option"), SETTINGS)
-def test_a_setting_of_hydra_s_submitit_launcher_is_the_option_of_sbatch(setting, option, fake_slurm, tiny_run):
-    words = ["-m", *tiny_run(), "norm=rms,layer", "hydra/launcher=submitit_slurm", f"hydra.launcher.{setting}"]
-    assert main(words) == 0
-    assert option in fake_slurm.tried.read_text().split()
+def tried_options(fake_slurm):
+    """What SLURM was asked to check, by option."""
+    return dict(word.partition("=")[::2] for word in fake_slurm.tried.read_text().split())
+
+
+ALONE = ("--partition", "--account", "--qos", "--constraint", "--gres", "--nodes")
+SPELLED = [(f"hydra.launcher.{setting}", option) for setting, option in SETTINGS.items()]
+SPELLED += [(f"--sbatch {option.removeprefix('--')}", option) for option in SETTINGS.values()]
+SPELLED += [(option.replace("=", " "), option) for option in SETTINGS.values() if option.startswith(ALONE)]
+
+
+@pytest.mark.parametrize(("typed", "option"), SPELLED)
+def test_an_option_of_sbatch_is_taken_in_every_spelling(typed, option, fake_slurm, tiny_run):
+    """The usual ones alone; every one by --sbatch, and as Hydra's submitit launcher calls it."""
+    option, _, value = option.partition("=")
+    words = [*tiny_run("train.device=auto"), "norm=rms,layer", "--launcher", "slurm"]
+    assert main(["-m", *words, *typed.split()]) == 0
+    tried = tried_options(fake_slurm)
+    assert tried[option] == value and NOT_BESIDE.get(option) not in tried
+    lines = [line.removeprefix("#SBATCH ") for line in fake_slurm.scripts.read_text().splitlines()]
+    assert f"{option}={value}" in lines
+
+
+@pytest.mark.parametrize("word", ["hydra.launcher.setup=[module load cuda,export X=1]", ""])
+def test_setup_lines_stand_before_the_run_in_the_script_of_a_job(word, fake_slurm, tiny_run):
+    flags = ["--sbatch", "setup=module load cuda", "--sbatch", "setup=export X=1", "--sbatch", "exclusive"]
+    words = ["-m", *tiny_run(), "norm=rms,layer", "--launcher", "slurm"]
+    assert main([*words, *([word] if word else flags)]) == 0
+    script = fake_slurm.scripts.read_text().splitlines()
+    assert script.index("module load cuda") < script.index("export X=1") < script.index("# command")
+    assert ("#SBATCH --exclusive" in script) == (not word)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("--nodes 2", "a job trains one run in one process"),
+        ("hydra.launcher.tasks_per_node=4", "a job trains one run in one process"),
+        ("hydra.launcher.max_num_timeout=3", "nexus-ablate sets this for every job"),
+        ("--qos", "--qos needs a value"),
+        ("--sbatch comment=hf_canaryCANARYcanaryCANARYcanary0123", "contains a secret"),
+    ],
+)
+def test_what_no_job_can_have_is_refused_in_three_lines(words, problem, fake_slurm, tiny_run, capsys, tmp_path):
+    assert main(["-m", *tiny_run(), "norm=rms,layer", "--launcher", "slurm", *words.split()]) == errors.CONFIG
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3 and problem in lines[0]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_node_that_cannot_exist_is_said_to_lack_memory_or_cores(fake_slurm, tiny_run, tmp_path, capsys):
+    text = "#!/bin/sh\necho 'sbatch: error: Requested node configuration is not available' >&2; exit 1\n"
+    (tmp_path / "bin" / "sbatch").write_text(text)
+    assert main(["-m", *tiny_run(), "norm=rms,layer", "--launcher", "slurm"]) == errors.CONFIG
+    assert "try: --mem-gb, --cpus and --gres of a node that exists" in capsys.readouterr().err
+
+
+def test_a_job_on_a_dead_node_that_stays_completing_is_submitted_again(tiny_run, fake_slurm, capsys):
+    requested = study(tiny_run, "seeds=0,1")
+    assert launch(*requested, Slurm()) == 0
+    fake_slurm.queue.write_text("1_0|COMPLETING\n1_1|RUNNING\n1_2|PENDING\n1_3|REQUEUED\n")
+    capsys.readouterr()
+    assert launch(*requested, Slurm()) == 0
+    assert "1 run submitted as SLURM job 2, 3 already in the queue" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_signal_before_submitit_handles_it_does_not_end_a_job(waits):
+    command = slurm_module.python_that_waits() if waits else shlex.quote(sys.executable)
+    code = "import os, signal; os.kill(os.getpid(), signal.SIGUSR2); print('on')"
+    done = subprocess.run(f"{command} -c {shlex.quote(code)}", shell=True, capture_output=True, text=True)
+    assert (done.stdout == "on\n") == waits
 
 
 def test_nothing_that_is_queued_or_done_is_submitted_again_and_what_slurm_forgot_is(tiny_run, fake_slurm, capsys):
@@ -610,6 +682,8 @@ def test_a_submitted_study_outlives_preemption_cancelling_and_a_failure(cluster,
 )
 def test_jobs_that_leak_and_fail_leave_no_secret_in_any_file(cluster, tiny_run, tmp_path, monkeypatch, begins):
     monkeypatch.setenv(PLUGINS, "")
+    monkeypatch.setenv("LEAK_BELOW_PYTHON", "1")
+    monkeypatch.setenv("LEAK_ENDS_BY", "SystemExit")
     for name, secret in ENVIRONMENT.items():
         monkeypatch.setenv(name, secret)  # SLURM gives it to the jobs
     plugin = ["--plugin", str(write_leaking_plugin(tmp_path / "leaks"))]
@@ -625,7 +699,7 @@ def test_jobs_that_leak_and_fail_leave_no_secret_in_any_file(cluster, tiny_run, 
     assert "finished" in printed
     assert traces(tmp_path / "runs", done.stdout + done.stderr + typed.stdout + typed.stderr + printed) == []
     logs = [path.read_text() for path in (tmp_path / "runs").rglob("*_log.out")]
-    assert len(logs) == 2 and all("printed <secret>" in log for log in logs)
+    assert len(logs) == 2 and all("printed <secret>" in log and "child <secret>" in log for log in logs)
 
     monkeypatch.setenv("PYTHONPATH", f"{write_control(tmp_path / 'control')}:{os.environ['PYTHONPATH']}")
     cluster.nexus(*plugin, *words, f"runs_dir={tmp_path / 'unmasked'}", *SUBMIT)

@@ -11,7 +11,7 @@ from nexus_ablate import errors
 from nexus_ablate.cli import main
 from nexus_ablate.config.options import conf_dir
 from nexus_ablate.errors import ConfigError, UserError
-from nexus_ablate.launch.arms import arm_key, composed, resolve
+from nexus_ablate.launch.arm_configs import arm_key, composed, resolve
 from nexus_ablate.launch.cost import cost_of, seconds_of
 from nexus_ablate.study.arm_overrides import merged
 from nexus_ablate.study.definition import read_study, settings_of, shipped_studies
@@ -79,7 +79,9 @@ MISTAKES = (
     ("mine vary.norm=layer desing=grid", "try: design=grid"),
     ("mine vary.norm=layer design=gird", "try: design=one_at_a_time"),
     ("mine vary.norm=layer seeds=0,0", "seeds takes seeds, each once"),
-    ("mine vary.norm=layer seeds=3", "seeds takes seeds, each once"),
+    ("mine vary.norm=layer seeds=3", "try: seeds=0-2"),
+    ("mine vary.norm=layer seeds=0-99999999999", "seeds takes seeds, each once"),
+    ("vary.norm=layer,rms", "try: nexus-ablate plan mine vary.norm=layer,rms"),
     ("mine vary.norm=layer match=param", "try: match=params"),
     ("mine vary.norm=layer match=seconds", "match takes none | params | flops | tokens"),
     ("mine vary.norm=layer lr_grid=1e-3", "lr_grid takes auto, or three or more rising rates"),
@@ -102,6 +104,30 @@ def test_a_mistake_is_three_lines_with_a_fix(words, said, capsys, tmp_path, monk
     lines = capsys.readouterr().err
     assert said in lines and len(lines.splitlines()) == 3
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("line", "got", "fix"),
+    [
+        ("baseline: {model: femto}", "{model: femto}", "[model=femto]"),
+        ("arms: {qk_norm: rms}", "rms", "[qk_norm=rms]"),
+        ("arms: {a: {qk_norm: rms, bias: on}}", "{qk_norm: rms, bias: true}", "[qk_norm=rms, bias=on]"),
+        ("question: QK-norm: does it help?", "question: QK-norm: does it help?", "question: 'QK-norm: does it help?'"),
+        ("strata: {a: data=stdlib}", "strata: {a: data=stdlib}", "settings: {shallow: model.n_layers=2, deep:"),
+        ("seeds: 5", "seeds: 5", "seeds: 0-4"),
+        ("norm: layer", "norm: layer", "baseline: [norm=layer]"),
+    ],
+)
+def test_a_mistake_in_a_study_s_file_is_answered_with_what_was_meant(line, got, fix, tmp_path, capsys):
+    (tmp_path / "mine.yaml").write_text(f"{line}\n")
+    assert main(["plan", str(tmp_path / "mine.yaml")]) == errors.CONFIG
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[1] == f"  got: {got}" and lines[2].startswith(f"  try: {fix}")
+
+
+@pytest.mark.parametrize("typed", ["seeds=0", "seeds=[0]", "seeds=0-0"])
+def test_one_seed_is_typed_in_any_form(typed):
+    assert read_study(["mine", "vary.norm=layer", typed])[0].seeds == [0]
 
 
 @pytest.mark.parametrize(("mistake", "fix"), [("norm=rmss", "norm=rms"), ("optim.lr=fast", "optim.lr=auto")])
@@ -140,11 +166,14 @@ def test_a_damaged_record_is_named(tmp_path, text):
         load(tmp_path)
 
 
-def test_the_file_that_new_writes_is_the_study(tmp_path, monkeypatch, capsys):
+def test_the_file_that_new_writes_explains_each_key_and_is_the_study(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = ["mine", "vary.norm=layer,none", "seeds=0-5", "model=femto", "match=params"]
     assert main(["study", *words, "--new", "mine.yaml"]) == 0
     assert read_study(["mine.yaml"])[0] == read_study(words)[0]
+    lines = (tmp_path / "mine.yaml").read_text().splitlines()
+    assert "# match: none | params | flops | tokens" in lines and "# worth: on  # on | off" in lines
+    assert main(["study", "--new", "first.yaml"]) == main(["plan", "first.yaml"]) == 0
     assert main(["study", *words, "--new", "mine.yaml"]) == errors.CONFIG
     assert len(capsys.readouterr().err.splitlines()) == 3
 

@@ -131,7 +131,7 @@ def test_a_grid_trains_every_seed_at_every_rate_in_one_round(mine, instant):
         assert higher / lower == pytest.approx(2**0.5, rel=0.01)
     own = {job.folder for job in instant.jobs if job.rate == 3e-3}
     assert own == {"baseline", "norm=layer"}, "the arm's own rate is no part of the name"
-    assert all(f"seed={job.seed}" in job.overrides and job.conditions == {"arm": job.arm} for job in instant.jobs)
+    assert all(f"seed={job.seed}" in job.overrides for job in instant.jobs)
 
 
 def test_worth_trains_the_baseline_at_other_budgets_with_every_seed(mine, instant):
@@ -141,7 +141,7 @@ def test_worth_trains_the_baseline_at_other_budgets_with_every_seed(mine, instan
     assert len(instant.trained) == 8
 
 
-def test_no_run_of_a_study_compiles_unless_it_is_asked_for(mine, instant):
+def test_no_short_run_of_a_study_compiles_unless_it_is_asked_for(mine, instant):
     assert mine() == 0 and mine("train.compile=on", "name=other") == 0
     compile_settings = [[text for text in job.overrides if text.startswith("train.compile")] for job in instant.jobs]
     assert compile_settings == [["train.compile=off"]] * 4 + [["train.compile=on"]] * 4

@@ -6,6 +6,7 @@ import io
 import json
 import subprocess
 import sys
+from datetime import UTC, datetime
 
 import pytest
 from rich.console import Console
@@ -15,7 +16,7 @@ from nexus_ablate import errors
 from nexus_ablate.cli import main
 from nexus_ablate.console import duration
 from nexus_ablate.launch.states import LOSS, read_line, read_lines, table, troubles
-from nexus_ablate.runs.record import last_row
+from nexus_ablate.runs.reading import last_row
 
 STATES = ("finished", "diverged", "failed", "preempted", "created", "running")
 
@@ -29,7 +30,16 @@ def written(tmp_path, monkeypatch):
     for seed, state in enumerate(STATES[:5]):
         writer.run(seed=seed, state=state)
     writer.run("norm=layer", seed=0, state="running")
+    lists(writer, missing=4)
     return writer
+
+
+def lists(writer, missing):
+    """Write the list of runs that the launch of a study leaves, of which some have not begun."""
+    folder = writer.paths[0].parents[1]
+    runs = [str(path.relative_to(folder)) for path in writer.paths]
+    runs += [f"norm=layer/s{seed}-0123abcd" for seed in range(1, 1 + missing)]
+    (folder / "runs.txt").write_text("".join(f"{run}\n" for run in runs))
 
 
 def drawn(lines, **options):
@@ -56,23 +66,26 @@ def test_status_in_json_is_a_line_for_each_run(written, capsys):
 
 
 MISSING = (
-    ({}, 8),
-    ({"lr_grid": "auto"}, 2 * 5 * 7 - 2),
-    ({"lr_grid": [1e-3, 2e-3, 4e-3]}, 2 * 5 * 3 - 2),
-    ({"worth": "on"}, 18),
-    ({"seeds": [0, 1]}, 2),
-    ({"multirun": True}, 8),
+    ((), 2 * 2),
+    (("lr_grid=1e-3,2e-3,4e-3",), 2 * 2 * 3),
+    (("worth=on",), 2 * 2 + 2 * 2),
+    (("settings.one=model.n_layers=1", "settings.two=model.n_layers=2"), 2 * 2 * 2),
 )
 
 
-@pytest.mark.parametrize(("values", "missing"), MISSING)
-def test_a_study_misses_arms_times_seeds_times_rates(tmp_path, values, missing):
-    writer = Writer(tmp_path, "mine")
-    writer.plan(("norm=layer",), **values)
-    writer.run(seed=0)
-    writer.run("norm=layer", seed=1)
-    lines, number = read_lines([tmp_path])
-    assert (len(lines), number) == (2, missing)
+@pytest.mark.parametrize(("words", "runs"), MISSING)
+def test_what_a_stopped_launch_has_not_begun_is_missing(tiny_run, instant, capsys, monkeypatch, tmp_path, words, runs):
+    monkeypatch.chdir(tmp_path)
+    base = [text for text in tiny_run() if not text.startswith(("runs_dir", "model.n_layers"))]
+    study = ["study", "mine", "vary.norm=layer", "seeds=0,1", *words, *base]
+    instant.stop_after = 3
+    assert main(study) == errors.PREEMPTED
+    capsys.readouterr()
+    for word in ("mine", "runs"):
+        assert main(["status", word]) == 0
+        said = capsys.readouterr().out.splitlines()[-1]
+        begun = runs // 2 if "settings" in str(words) else runs
+        assert said.startswith(f"3 finished; {runs - 3} missing") or begun < runs
 
 
 def test_settings_are_shown_together_by_the_study_s_name(tmp_path, monkeypatch, capsys):
@@ -81,6 +94,7 @@ def test_settings_are_shown_together_by_the_study_s_name(tmp_path, monkeypatch, 
         writer = Writer(tmp_path / "runs", f"mine@{setting}")
         writer.plan(("norm=layer",), settings={"small": "bias=on", "large": "bias=off"})
         writer.run(seed=0)
+        lists(writer, missing=9)
     for word in ("mine", "runs/mine"):
         assert main(["status", word]) == 0
         assert "2 finished; 18 missing" in capsys.readouterr().out
@@ -118,9 +132,12 @@ def test_a_torn_last_line_is_not_read(tmp_path):
     assert last_row(log)["step"] == 999
 
 
-def test_a_long_table_keeps_what_failed(written):
-    shown = drawn(read_lines([written.root])[0], limit=4)
-    assert "finished" not in shown and "failed" in shown and "diverged" in shown
+def test_a_long_table_keeps_what_still_runs(written):
+    path = written.paths[-1]
+    status = json.loads((path / "status.json").read_text()) | {"heartbeat": datetime.now(UTC).isoformat()}
+    (path / "status.json").write_text(json.dumps(status))
+    shown = drawn(read_lines([written.root])[0], limit=1)
+    assert "running" in shown and "finished" not in shown
 
 
 @pytest.mark.parametrize("words", [["empty"], ["empty", "--watch"], ["empty", "--json"]], ids=" ".join)
@@ -136,7 +153,7 @@ def test_a_watched_table_ends_with_the_last_run(written, monkeypatch):
         status = json.loads((path / "status.json").read_text())
         (path / "status.json").write_text(json.dumps(status | {"state": "finished"}))
         (path / "summary.json").write_text("{}")
-    written.plan(("norm=layer",), seeds=[0])
+    lists(written, missing=0)
     assert main(["status", "mine", "--watch"]) == 0
 
 

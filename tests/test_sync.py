@@ -214,9 +214,9 @@ def test_a_run_that_has_ended_is_skipped_while_its_mirror_still_sends_it(server,
 def test_a_run_keeps_its_place_and_goes_elsewhere_only_on_request(server, study, command):
     study.run(steps=10)
     assert f"W&B: {server.url}/me/nexus-ablate/runs/" in command("sync", "runs")
-    command("sync", "runs", "--project", "other")
+    command("sync", "runs", "--wandb", "other")
     command("sync", "runs")
-    command("sync", "runs", "--project", "nexus-ablate")
+    command("sync", "runs", "--wandb", "nexus-ablate")
     assert [run.fields["project"] for run in server.runs.values()] == ["nexus-ablate", "other"]
     assert [run.steps for run in server.runs.values()] == [list(range(0, 11, 2))] * 2
 
@@ -224,7 +224,7 @@ def test_a_run_keeps_its_place_and_goes_elsewhere_only_on_request(server, study,
 def test_a_place_that_refused_is_not_kept(server, study, command):
     path = study.run()
     server.behaviour = "unauthorized"
-    assert "try: set WANDB_API_KEY" in command("sync", "runs", "--project", "typo", status=2)
+    assert "try: set WANDB_API_KEY" in command("sync", "runs", "--wandb", "typo", status=2)
     wandb.teardown()  # each command is a process
     server.behaviour = "ok"
     command("sync", "runs")
@@ -255,7 +255,7 @@ def test_a_server_that_refuses_ends_a_sync_in_three_lines(server, study, command
     ("arguments", "problem"),
     [
         (["nowhere"], "this directory does not exist"),
-        (["runs", "--progect", "x"], "try: --project"),
+        (["runs", "--wanbd", "x"], "try: --wandb"),
         ([], "sync needs at least one directory"),
     ],
 )
@@ -339,3 +339,32 @@ def test_a_comparison_is_a_run_with_table_and_page_and_a_versioned_artifact(serv
     artifact = next(a for a in server.artifacts.values() if a.fields["artifactCollectionName"] == "comparison-norms")
     assert artifact.committed
     assert artifact.files.keys() >= {"report.html", "report.md", "table.csv", "comparison.json"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agent", [True, False])
+def test_a_run_that_an_agent_starts_is_the_agent_s_run_and_stays_it(tiny_run, server, monkeypatch, command, agent):
+    if agent:
+        monkeypatch.setenv("WANDB_SWEEP_ID", "sweep001")
+    monkeypatch.setenv("WANDB_RUN_ID", "agentrun1")
+    path, _ = trained([*tiny_run(), "tracker=wandb"])
+    (run_id,) = server.runs
+    assert (run_id == "agentrun1") == agent, "the control: without a sweep, W&B keeps to the id that it is given"
+    assert json.loads((path / "wandb.json").read_text())["id"] == run_id
+    for variable in ("WANDB_SWEEP_ID", "WANDB_RUN_ID"):
+        monkeypatch.delenv(variable, raising=False)
+    command("sync", str(path))
+    assert [*server.runs] == [run_id]
+
+
+def test_where_wandb_is_switched_off_a_run_that_asks_for_it_says_so_and_asks_no_server(
+    tiny_run, server, monkeypatch, capsys
+):
+    for variable, value in (("WANDB_MODE", "disabled"), ("WANDB_DISABLED", "true")):
+        with monkeypatch.context() as patch:
+            patch.setenv(variable, value)
+            train(compose([*tiny_run(), "tracker=wandb", f"runs_dir={variable}"]), brief=True)
+        assert "W&B is switched off here" in capsys.readouterr().err
+    assert server.requests == 0
+    train(compose([*tiny_run(), "tracker=wandb", "runs_dir=control"]), quiet=True)
+    assert server.requests > 0

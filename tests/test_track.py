@@ -84,8 +84,11 @@ def test_every_option_file_is_well_formed_and_files_has_no_key():
             for mode, expected in (("offline", "wandb_offline"), ("disabled", "files"), ("online", "wandb"))
         ),
         ("auto", WITH_KEY, "", "[default]\nmode = offline\n", "wandb_offline"),
-        # a chosen mode stands
-        *((name, {"WANDB_MODE": "disabled"}, "", "", name) for name in ("files", "wandb", "wandb_offline")),
+        # W&B is off where the machine says so, whatever is chosen
+        *((name, {"WANDB_MODE": "disabled"}, "", "", "files") for name in ("files", "wandb", "wandb_offline")),
+        *((name, WITH_KEY | {"WANDB_DISABLED": "true"}, "", "", "files") for name in ("auto", "wandb")),
+        ("wandb", WITH_KEY | {"WANDB_MODE": "offline"}, "", "", "wandb_offline"),
+        ("wandb", {"WANDB_MODE": "online", "WANDB_DISABLED": "false"}, "", "", "wandb"),
     ],
 )
 def test_auto_follows_credentials_and_the_mode_of_wandb(bare, monkeypatch, name, variables, netrc, settings, expected):
@@ -152,6 +155,7 @@ class FakeWandb(ModuleType):
     def init(self, config, settings):
         self.on_init()
         self.inits.append((vars(settings), config))
+        self.run.id, self.run.project = settings.run_id, settings.project
         return self.run
 
 

@@ -269,7 +269,7 @@ def made_as(path, **facts):
             True,
             marks=pytest.mark.slow,
         ),
-        ({}, "train.threads=2", "other threads (1) than requested, which changed no digit", False),
+        ({}, "train.threads=2", "already finished", False),
         pytest.param({"compiled": True}, "train.compile=auto", "already finished", False, marks=pytest.mark.slow),
         pytest.param({}, "train.compile=off", "already finished", False, marks=pytest.mark.slow),
     ],

@@ -265,7 +265,7 @@ def test_a_difference_that_rests_on_part_of_the_text_is_no_word(tmp_path):
         writer.arm("norm=layer", losses=losses, windows=64, blocks=blocks, text=(0.5, -0.5))
         _, found, check = compared(writer.root)
         assert found == word
-    assert check.status == "WARN" and "8 blocks of validation text, 16 needed" in check.text
+    assert check.status == "WARN" and "8 blocks; train.eval_tokens=4096 suffices" in check.text
 
 
 def test_where_text_is_the_larger_error_more_of_it_is_asked_for_but_no_more_than_there_is(tmp_path):

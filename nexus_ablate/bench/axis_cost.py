@@ -163,7 +163,7 @@ def _compiled(candidate: Candidate) -> Candidate:
             compiled.both()
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError("torch.compile does not work here", reason, "leave out --compile") from error
+        raise ConfigError("torch.compile does not work here", reason, "train.compile=off") from error
     return compiled
 
 

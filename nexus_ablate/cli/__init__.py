@@ -35,7 +35,15 @@ def help_text() -> str:
     for kind, verbs in groupby(all_verbs(), lambda verb: verb.kind):
         lines += ["", kind]
         lines += [f"  {verb.name:<13} {verb.summary}" for verb in verbs]
-    return "\n".join([*lines, "", "  nexus-ablate VERB --help   examples of a verb", ""])
+    lines += ["", "  nexus-ablate VERB --help   examples of a verb", f"  {docs()}   what help calls docs/", ""]
+    return "\n".join(lines)
+
+
+def docs() -> str:
+    """The folder of the pages that help names: inside the package in a wheel, next to it in a checkout."""
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    shipped = os.path.join(package, "docs")
+    return shipped if os.path.isdir(shipped) else os.path.join(os.path.dirname(package), "docs")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             print(refused(error), file=sys.stderr)
             return errors.STORAGE
-        except Exception as error:
+        except BaseException as error:  # a plugin may end Python itself
             if _interrupted:  # some libraries turn a KeyboardInterrupt into another error
                 return INTERRUPTED
             from nexus_ablate.training.memory import out_of_memory
@@ -120,54 +128,32 @@ def _run(arguments: list[str]) -> int:
 
         print(__version__)
         return errors.OK
-    _refuse_urls(arguments)
+    cache = os.environ.get("NEXUS_ABLATE_CACHE", "")
+    if "://" in cache:
+        fix = "unset NEXUS_ABLATE_CACHE, or mount what it names"
+        raise errors.ConfigError("the cache is a folder on this machine, not a URL", cache, fix)
     module = verb_module(arguments.pop(0) if arguments[0] in verb_names() else "train")
     if {"-h", "--help"} & set(arguments):
-        module.VERB.show_help()
+        print(module.VERB.help(), end="")
         return errors.OK
     return module.run(*module.VERB.parse(arguments))
 
 
-_NOT_PATHS = ("--prompt", "https://wandb.ai/", "hydra", "question")
-"""Flags and keys, or what they begin with, whose values may hold a URL."""
-
-
-def _refuse_urls(arguments: list[str]) -> None:
-    """Raises:
-    ConfigError: A URL where a path belongs, which would become a folder of that name.
-    """
-    import re
-
-    from nexus_ablate import errors
-    from nexus_ablate.config.foreign_words import meaning
-
-    before, cache = "", f"NEXUS_ABLATE_CACHE={os.environ.get('NEXUS_ABLATE_CACHE', '')}"
-    for argument in (cache, *arguments):
-        key, _, value = argument.lstrip("+").partition("=")
-        url = re.search(r"[A-Za-z][A-Za-z0-9+.-]+://[^\s,\]'\"]*", argument)
-        if url and not f"{before} {key}".strip().startswith(_NOT_PATHS):
-            name = url[0].rstrip("/").rpartition("/")[2].rpartition("@")[2] or "FILE"
-            copy = argument.replace(url[0], name) if value else name
-            problem = "a URL is not a path on this machine; download it, or mount what it names"
-            raise errors.ConfigError(problem, argument, meaning(argument) or copy)
-        before = argument if argument.startswith("--") and "=" not in argument else ""
-
-
 def _without_plugins(arguments: list[str]) -> list[str]:
     """The arguments without `--plugin DIR`, whose options are added."""
+    import argparse
+
     from nexus_ablate import errors
     from nexus_ablate.config.plugins import add_plugins
 
-    rest, directories = [], []
-    words = iter(arguments)
-    for word in words:
-        name, equals, directory = word.partition("=")
-        if name != "--plugin":
-            rest.append(word)
-            continue
-        directory = directory if equals else next(words, "")
-        if not directory:
-            raise errors.ConfigError("--plugin needs a directory", "--plugin", "nexus-ablate --plugin DIR norm=my_norm")
-        directories.append(directory)
-    add_plugins(directories)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--plugin", action="append", default=[])
+    try:
+        found, rest = parser.parse_known_args(arguments)
+    except argparse.ArgumentError:
+        found, rest = argparse.Namespace(plugin=[""]), []
+    if "" in found.plugin:
+        fix = "nexus-ablate --plugin DIR norm=my_norm"
+        raise errors.ConfigError("--plugin needs a directory", "--plugin", fix)
+    add_plugins(found.plugin)
     return rest

@@ -6,7 +6,7 @@ import math
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from nexus_ablate.cli.verb import Flag, Flags, whole
+from nexus_ablate.cli.flags import BACKEND, SLURM, TIME, WORKERS, Flags
 from nexus_ablate.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -15,46 +15,18 @@ if TYPE_CHECKING:
     from nexus_ablate.launch.slurm import Slurm
 
 
-def _sbatch(text: str) -> tuple[str, str]:
-    name, equals, value = text.removeprefix("--").partition("=")
-    if not equals or not name:
-        raise ConfigError("--sbatch takes NAME=VALUE", text, "--sbatch account=mine")
-    return name, value
-
-
-LAUNCHER = Flag("--launcher", "NAME", "what runs the jobs: local, slurm, joblib, ray ... (docs/clusters.md)")
-WORKERS = Flag(
-    "--workers", "N", "runs at the same time (auto: one per GPU, or per core)", whole("--workers", 2, also=("auto",))
-)
-TIME = Flag(
-    "--time", "MINUTES", "per run (240 in a job); the next launch resumes it", whole("--time", 240, "of minutes")
-)
-SLURM_FLAGS = (
-    Flag("--partition", "NAME", "SLURM partition"),
-    Flag("--mem-gb", "N", "memory of a job (16)", whole("--mem-gb", 16)),
-    Flag("--cpus", "N", "cores of a job (4)", whole("--cpus", 4)),
-    Flag("--gres", "TEXT", "devices of a job (gpu:1; none with train.device=cpu)"),
-    Flag("--parallel", "N", "most jobs at the same time (256)", whole("--parallel", 256)),
-    Flag("--sbatch", "K=V", "any other option of sbatch; may be repeated", _sbatch, repeated=True),
-)
-BACKEND_FLAGS = (LAUNCHER, WORKERS, TIME, *SLURM_FLAGS)
 ACCEPTED = {
     "local": (WORKERS, TIME),
-    "slurm": (TIME, *SLURM_FLAGS),
+    "slurm": (WORKERS, TIME, *SLURM),
 }
 """The flags that each backend takes; Hydra's launchers take none, but settings: hydra.launcher.KEY=VALUE."""
 SAME = {"basic": "local", "submitit_slurm": "slurm"}
 """Hydra's names of our own backends."""
-SUBMITIT_KEYS = {
-    "partition": "--partition",
-    "timeout_min": "--time",
-    "mem_gb": "--mem-gb",
-    "cpus_per_task": "--cpus",
-    "gres": "--gres",
-    "array_parallelism": "--parallel",
-}
+SUBMITIT_KEYS = {"timeout_min": TIME, "mem_gb": SLURM[0], "cpus_per_task": SLURM[1], "array_parallelism": WORKERS}
 """The flag for each setting of Hydra's submitit launcher that has one; others are options of sbatch."""
 SBATCH_NAMES = {"tasks_per_node": "ntasks-per-node", "name": "job-name"}
+SET_HERE = ("max_num_timeout", "signal_delay_s", "stderr_to_stdout", "submitit_folder")
+"""Settings of Hydra's submitit launcher that say how a job is resumed and where its output goes."""
 
 
 def split_launcher(words: list[str], flags: Flags) -> tuple[list[str], str, list[str]]:
@@ -85,10 +57,12 @@ def backend_of(words: list[str], flags: Flags) -> tuple[list[str], Backend]:
     """
     words, name, settings = split_launcher(words, flags)
     accepted = ACCEPTED.get(name, ())
-    for flag in BACKEND_FLAGS[1:]:
+    for flag in BACKEND[1:]:
         if flag.key in flags and flag not in accepted:
             owner = "local" if flag in ACCEPTED["local"] else "slurm"
-            given = flag.example if flag.repeated else shlex.join([flag.name, str(flags[flag.key])])
+            given = shlex.join([flag.name, str(flags[flag.key])])
+            if flag.repeated:
+                given = shlex.join([flag.name, "=".join(flags[flag.key][0])])
             raise ConfigError(
                 f"{flag.name} is for --launcher {owner}", f"--launcher {name} {given}", f"--launcher {owner} {given}"
             )
@@ -119,6 +93,7 @@ def _local(flags: Flags, device: str, settings: list[str]) -> LocalPool:
 
 def _slurm(words: list[str], flags: Flags, device: str, settings: list[str]) -> Slurm:
     from nexus_ablate.launch.slurm import Slurm, refuse_secrets
+    from nexus_ablate.plain_data import load_yaml
     from nexus_ablate.study.arm_overrides import key_of
     from nexus_ablate.study.definition import runs_dir_of
 
@@ -126,20 +101,29 @@ def _slurm(words: list[str], flags: Flags, device: str, settings: list[str]) -> 
     folder = runs_dir_of([word for word in words if key_of(word) == "runs_dir"]).absolute()
     if "%" in str(folder):  # in the names of a job's files, SLURM replaces what follows it
         raise ConfigError("SLURM cannot write into a folder with % in its path", str(folder), "runs_dir=runs_slurm")
-    readers = {flag.name: flag for flag in (TIME, *SLURM_FLAGS)}
-    resources: dict[str, Any] = {flag.key: flags[flag.key] for flag in readers.values() if flag.key in flags}
+    resources: dict[str, Any] = {flag.key: flags[flag.key] for flag in ACCEPTED["slurm"] if flag.key in flags}
+    options = resources.pop("sbatch", [])
     for setting in settings:
         key, _, value = setting.lstrip("+").removeprefix("hydra.launcher.").partition("=")
-        if key not in SUBMITIT_KEYS:
+        if key in SET_HERE:
+            fix = f"leave {key} out; --time says when a job is requeued"
+            raise ConfigError("nexus-ablate sets this for every job", setting, fix)
+        if key in SUBMITIT_KEYS and value != "null":
+            flag = SUBMITIT_KEYS[key]
+            resources[flag.key] = flag.value(value)
+        elif key == "setup":
+            options += [("setup", str(line)) for line in load_yaml(value) or []]
+        elif value != "null":
             option = key.removeprefix("additional_parameters.")
-            name = SBATCH_NAMES.get(option, option.replace("_", "-"))
-            resources.setdefault("sbatch", []).append((name, value))
-            continue
-        flag = readers[SUBMITIT_KEYS[key]]
-        resources[flag.key] = "" if value == "null" else flag.read(value)
-    if device == "cpu":
-        resources = {"gres": ""} | resources
-    resources["sbatch"] = dict(resources.get("sbatch", ()))
-    slurm = Slurm(**resources, retry_failed="retry" in flags)
+            options.append((SBATCH_NAMES.get(option, option.replace("_", "-")), value))
+    refuse_secrets(value for _, value in options)
+    sbatch = {name: value for name, value in options if name != "setup"}
+    if device != "cpu" and not any("gpu" in name for name in sbatch):
+        sbatch.setdefault("gres", "gpu:1")
+    workers = resources.pop("workers", "auto")
+    if workers != "auto":
+        resources["parallel"] = workers
+    setup = tuple(line for name, line in options if name == "setup")
+    slurm = Slurm(**resources, sbatch=sbatch, setup=setup, retry_failed="retry" in flags)
     slurm.check()
     return slurm

@@ -8,7 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nexus_ablate.cli.verb import FORCE, Flag, Flags, Verb, comma_separated, positive, put, target
+from nexus_ablate.cli.flags import FORCE, JSON_FILE, Flags, comma_separated, put
+from nexus_ablate.cli.verb import Verb
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.options import AXES, option_files
 from nexus_ablate.errors import OK, ConfigError, unknown
@@ -17,22 +18,18 @@ if TYPE_CHECKING:
     from nexus_ablate.bench.axis_cost import Bench
 
 BENCHED = tuple(axis for axis in AXES if axis not in ("init", "param", "head"))
+SECONDS = 10.0
+"""Of measuring, approximately."""
 VERB = Verb(
     "bench",
     "the cost of an axis's options, alone and in a block",
-    "AXIS [KEY=VALUE ...]",
+    "AXIS[=A,B] [KEY=VALUE ...]",
     (
         ("bench norm", "every norm: forward and backward, alone and in its block"),
-        ("bench norm --only layer,rms --compile", ""),
+        ("bench norm=layer,rms train.compile=on", "these, against the first one; compiled too"),
         ("bench ffn model=base train.batch_size=4 --json ffn.json", ""),
     ),
-    (
-        Flag("--seconds", "S", "approximate measuring time (10)", positive("--seconds", 10, 3600)),
-        Flag("--only", "A,B", "these options and the baseline", comma_separated),
-        Flag("--compile", "", "measure torch.compile too"),
-        Flag("--json", "FILE", "all measurements (- for the terminal)", target("--json")),
-        FORCE,
-    ),
+    (JSON_FILE, FORCE),
     "Options take turns block by block. A ratio is the median over neighbouring blocks, with quartiles.",
     "an axis",
 )
@@ -40,10 +37,11 @@ VERB = Verb(
 
 def run(words: list[str], flags: Flags) -> int:
     """Measure the options of the axis."""
-    axis, *overrides = words
+    subject, *overrides = words
+    axis, _, listed = subject.partition("=")
     if axis not in BENCHED:
         raise unknown("bench measures the options of an axis", axis, BENCHED, "nexus-ablate bench {}")
-    bench = _measure(axis, getattr(compose(overrides), axis).name, overrides, flags)
+    bench = _measure(axis, comma_separated(listed), overrides)
     if flags.get("json") != Path("-"):
         _print_costs(bench)
     if "json" in flags:
@@ -53,31 +51,32 @@ def run(words: list[str], flags: Flags) -> int:
     return OK
 
 
-def _measure(axis: str, chosen: str, overrides: list[str], flags: Flags) -> Bench:
+def _measure(axis: str, requested: list[str], overrides: list[str]) -> Bench:
     """Measure the options of an axis in models of two blocks. Prints which options contradict the overrides.
 
     Args:
-        chosen: The option in the overrides, to which the others are compared.
+        requested: The options, compared with the first one. Without any: all, compared with the overrides' option.
 
     Raises:
         ConfigError: A requested option doesn't exist, or contradicts the overrides.
     """
+    config = compose(overrides)
+    baseline = requested[0] if requested else getattr(config, axis).name
     names = list(option_files(axis))
-    requested = [chosen, *(flags.get("only") or names)]
     configs = {}
-    for name in dict.fromkeys(requested):
+    for name in dict.fromkeys([baseline, *(requested or names)]):
         if name not in names:
-            raise unknown(f"{axis} has no option of this name", name, names)
+            raise unknown(f"{axis} has no option of this name", name, names, f"nexus-ablate bench {axis}={{}}")
         try:
             configs[name] = compose([*overrides, f"{axis}={name}", "model.n_layers=2"])
         except ConfigError as error:
-            if name == chosen or "only" in flags:
+            if name == baseline or requested:
                 raise
             print(f"{axis}={name} is left out: {error.problem}", file=sys.stderr)
     _prepare_process()
     from nexus_ablate.bench.axis_cost import bench_axis
 
-    return bench_axis(axis, configs, chosen, flags.get("seconds", 10.0), "compile" in flags)
+    return bench_axis(axis, configs, baseline, SECONDS, compiled=config.train.compile == "on")
 
 
 def _print_costs(bench: Bench) -> None:

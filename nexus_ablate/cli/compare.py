@@ -7,34 +7,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nexus_ablate.cli.verb import FORCE, Flag, Flags, Verb, comma_separated, target
-from nexus_ablate.errors import OK, ConfigError, printable
+from nexus_ablate.cli.flags import ALLOW, BASELINE, FORMATS, OUTPUTS, WANDB, Flags
+from nexus_ablate.cli.verb import Verb
+from nexus_ablate.errors import OK, printable
 from nexus_ablate.masking import mask
 
 if TYPE_CHECKING:
     from nexus_ablate.comparison.compare import Comparison
-
-FORMATS = ("html", "md", "csv", "json")
-OUTPUTS = (
-    Flag("--details", "", "every number, condition and run that was left out"),
-    *(
-        Flag(f"--{name}", "FILE", f"the comparison as {name} (- for the terminal)", target(f"--{name}"))
-        for name in FORMATS
-    ),
-    FORCE,
-)
-
-
-def _place_on_wandb(text: str) -> str:
-    """`project` or `entity/project`, as typed after --wandb."""
-    from nexus_ablate.config.rules import check_project
-
-    entity, slash, project = text.rpartition("/")
-    if "/" in entity or not project or (slash and not entity):
-        raise ConfigError("--wandb takes PROJECT or ENTITY/PROJECT", text, "--wandb nexus-ablate")
-    check_project(project, f"--wandb {entity}{slash}")
-    return text
-
 
 VERB = Verb(
     "compare",
@@ -49,12 +28,7 @@ VERB = Verb(
         ("compare runs/norms --json -", "to standard output instead of the table"),
         ("compare runs/norms --wandb nexus-ablate", "table and report to W&B"),
     ),
-    (
-        Flag("--baseline", "ARM", "the arm that others are compared with (the study's)"),
-        Flag("--allow", "NAME,...", "conditions of fairness to waive", comma_separated),
-        *OUTPUTS,
-        Flag("--wandb", "PROJECT", "publish to [ENTITY/]PROJECT", _place_on_wandb),
-    ),
+    (BASELINE, ALLOW, *OUTPUTS, WANDB),
     "Runs that failed, are still running, are damaged or exist twice are listed with the reason, never dropped. "
     "docs/reading_a_verdict.md defines each word.",
     "at least one directory",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nexus_ablate.cli.verb import FORCE, Flag, Flags, Verb, comma_separated, put, target
-from nexus_ablate.errors import OK, ConfigError, unknown
+from nexus_ablate.cli.flags import FORCE, JSON_FILE, WANDB, Flags, put
+from nexus_ablate.cli.verb import Verb
+from nexus_ablate.errors import OK, unknown
 from nexus_ablate.masking import mask
 
 if TYPE_CHECKING:
@@ -16,43 +16,31 @@ if TYPE_CHECKING:
 VERB = Verb(
     "dashboard",
     "the W&B workspace of a project, one section per study",
-    "",
+    "[STUDY ...]",
     (
         ("dashboard", "the workspace of the project nexus-ablate"),
-        ("dashboard --study norms,placement", "with a section and a workspace per study"),
-        ("dashboard --dry-run view.json", "write what would be saved; contacts no server"),
+        ("dashboard norms placement", "with a section and a workspace per study"),
+        ("dashboard norms --json view.json", "save what W&B would get; contacts no server"),
     ),
-    (
-        Flag("--project", "NAME", "W&B project"),
-        Flag("--entity", "NAME", "W&B entity"),
-        Flag("--study", "NAME|DIR,...", "studies by name or directory", comma_separated),
-        Flag("--dry-run", "[FILE]", "print or write the specification", target("--dry-run")),
-        FORCE,
-    ),
+    (WANDB, JSON_FILE, FORCE),
     "Saving a workspace again keeps its URL and overwrites manual changes: copy it first to keep them.",
 )
 
 
 def run(words: list[str], flags: Flags) -> int:
     """Save the workspaces, or write their specification."""
-    if words:
-        raise ConfigError(
-            "dashboard takes flags only", words[0], f"nexus-ablate dashboard --study {shlex.quote(words[0])}"
-        )
-
     from nexus_ablate.config.options import option_files
-    from nexus_ablate.config.rules import check_project
     from nexus_ablate.runs import strict_json
     from nexus_ablate.track import workspaces
 
-    project = flags.get("project") or str(option_files("tracker")["wandb"].keys["project"].default)
-    check_project(project, "--project ", "--entity ")
-    studies = [study for name in flags.get("study", ()) for study in _studies(name)]
-    if "dry_run" in flags:
-        views = workspaces.workspaces(project, flags.get("entity", ""), studies)
-        put(flags["dry_run"], mask(strict_json(workspaces.specification(views), indent=2)) + "\n")
+    project = flags.get("wandb") or str(option_files("tracker")["wandb"].keys["project"].default)
+    entity, _, project = project.rpartition("/")
+    studies = [study for name in words for study in _studies(name)]
+    if "json" in flags:
+        views = workspaces.workspaces(project, entity, studies)
+        put(flags["json"], mask(strict_json(workspaces.specification(views), indent=2)) + "\n")
         return OK
-    entity = flags.get("entity") or workspaces.default_entity()
+    entity = entity or workspaces.default_entity()
     for address in workspaces.save(workspaces.workspaces(project, entity, studies)):
         print(f"workspace {address}")
     return OK

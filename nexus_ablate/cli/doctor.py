@@ -1,24 +1,24 @@
 """`nexus-ablate doctor`: checks whether this machine is ready, and says how to fix what isn't.
 
-Each check reports one thing. None imports torch, and the network is used on request only. Credentials are reported as
-present or absent, and never shown.
+Each check reports one thing. None imports torch into this process or asks a server, SLURM's apart. Credentials are
+reported as present or absent, and never shown.
 """
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from nexus_ablate.cli.verb import Flag, Flags, Verb
+from nexus_ablate.cli.flags import JSON, SUBMIT, Flags
+from nexus_ablate.cli.verb import Verb
 from nexus_ablate.console import several
 from nexus_ablate.errors import CONFIG, OK, ConfigError, printable
 
@@ -27,18 +27,15 @@ VERB = Verb(
     "what is ready on this machine, and how to fix what is not",
     "[RUNS_DIR]",
     (
-        ("doctor", "Python, packages, device, disk, W&B, Hugging Face, launchers, SLURM"),
+        ("doctor", "packages, device, disk, W&B, launchers, SLURM"),
         ("doctor /scratch/runs", "another folder for the runs"),
         ("doctor /scratch/runs --submit", "a one-second SLURM job checks whether the nodes see it"),
     ),
-    (
-        Flag("--online", "", "connect to W&B's and Hugging Face's servers; otherwise nothing leaves this machine"),
-        Flag("--submit", "", "submit a one-second SLURM job"),
-        Flag("--json", "", "for programs"),
-    ),
+    (SUBMIT, JSON),
     "Keys are never shown. The exit status is 2 if something is missing that every run needs, otherwise 0.",
 )
 
+SRUN_SECONDS = 120.0
 LITTLE_SPACE = 2 * 2**30
 """Fewest free bytes: enough for a study of small runs with checkpoints, token files and logs."""
 
@@ -75,7 +72,7 @@ def run(words: list[str], flags: Flags) -> int:
     if len(words) > 1 or any("=" in word for word in words):
         raise ConfigError("doctor takes one directory", " ".join(words), "nexus-ablate doctor runs")
     console, results = open_console(), []
-    for check in checks(Path(*words or ["runs"]), "online" in flags, "submit" in flags):
+    for check in checks(Path(*words or ["runs"]), "submit" in flags):
         results.append(check)
         if "json" in flags:
             continue
@@ -93,30 +90,21 @@ def run(words: list[str], flags: Flags) -> int:
     return CONFIG if broken else OK
 
 
-def checks(runs_dir: Path, online: bool = False, submit: bool = False) -> Iterator[MachineCheck]:
+def checks(runs_dir: Path, submit: bool = False) -> Iterator[MachineCheck]:
     """Every check, one after the other.
 
     Args:
         runs_dir: The folder for runs.
-        online: Whether to connect to W&B and the Hugging Face Hub.
         submit: Whether to let a SLURM job look for a file in `runs_dir`.
     """
     from nexus_ablate.data.cache import default_cache_dir
-    from nexus_ablate.training.device import IdleCores, cxx_compiler
+    from nexus_ablate.training.device import cxx_compiler
 
-    python = (3, 11) <= sys.version_info < (3, 14)
-    fix = "" if python else "Python 3.11, 3.12 or 3.13"
-    yield MachineCheck("python", python, platform.python_version(), fix, need=True)
     yield from packages()
     yield device()
-    yield MachineCheck("cores", True, f"{IdleCores.cores()} of {os.cpu_count()} for a process")
     yield directory("runs", runs_dir, "runs_dir=DIR")
     yield directory("cache", default_cache_dir(), "NEXUS_ABLATE_CACHE=DIR")
     yield wandb()
-    yield hugging_face()
-    if online:
-        yield reachable("W&B's server", os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai")
-        yield reachable("Hugging Face's hub", os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
     compiler = cxx_compiler()
     none = "none: torch.compile cannot be used on the CPU"
     fix = "" if compiler else "train.compile=off, or install g++"
@@ -129,7 +117,7 @@ def checks(runs_dir: Path, online: bool = False, submit: bool = False) -> Iterat
 
 
 def packages() -> Iterator[MachineCheck]:
-    """The installed packages that don't satisfy this package's requirements, or that all do."""
+    """The installed packages that don't satisfy this package's requirements or can't be imported, or that all do."""
     from packaging.requirements import Requirement
 
     try:
@@ -137,16 +125,37 @@ def packages() -> Iterator[MachineCheck]:
     except metadata.PackageNotFoundError:
         yield MachineCheck("packages", False, "nexus-ablate is not installed: versions are unknown", "pip install -e .")
         return
-    fit = True
+    fit, modules = True, []
     for each in required:
         version = _version(each.name)
         is_needed = each.marker is None or each.marker.evaluate({"extra": ""})
+        if is_needed:
+            modules.append("hydra" if each.name == "hydra-core" else each.name.replace("-", "_"))
         if is_needed and not (version and each.specifier.contains(version, prereleases=True)):
             fit = False
             fix = f"pip install '{each.name}{each.specifier}'"
             yield MachineCheck(each.name, False, version or "not installed", fix, need=True)
-    if fit:
-        yield MachineCheck("packages", True, f"within their bounds, torch {_version('torch')}", need=True)
+    module, reason = import_error(tuple(modules)) if fit else ("", "")
+    if module:
+        fix = f"pip install --force-reinstall {module}"
+        yield MachineCheck(module, False, f"cannot be imported: {reason}", fix, need=True)
+    elif fit:
+        detail = f"within their bounds, torch {_version('torch')}, Python {platform.python_version()}"
+        yield MachineCheck("packages", True, detail, need=True)
+
+
+@cache
+def import_error(modules: tuple[str, ...]) -> tuple[str, str]:
+    """The first module that cannot be imported, and why; two empty texts where all can.
+
+    Another process imports them, as that may take seconds or end it.
+    """
+    loop = "import importlib, sys\nfor name in sys.argv[1:]: print(name, flush=True), importlib.import_module(name)"
+    done = subprocess.run([sys.executable, "-P", "-c", loop, *modules], capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return "", ""
+    reason = (done.stderr.splitlines() or [f"status {done.returncode}"])[-1]
+    return done.stdout.splitlines()[-1], reason
 
 
 def device() -> MachineCheck:
@@ -194,28 +203,6 @@ def wandb() -> MachineCheck:
     return MachineCheck("W&B", mode != "files", f"{key}: {meaning[mode]}", fix)
 
 
-def hugging_face() -> MachineCheck:
-    """The Hub's token, which private data of data=hub need."""
-    home = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
-    has_token = os.environ.get("HF_TOKEN") or os.path.isfile(home / "token")  # False where it may not be read
-    token, fix = ("a token", "") if has_token else ("no token", "for private data: `hf auth login`")
-    return MachineCheck("Hugging Face", True, f"{token}, caches in {home}", fix)
-
-
-def reachable(name: str, url: str) -> MachineCheck:
-    """Whether a connection to a server can be made; nothing is sent."""
-    from urllib.parse import urlsplit
-
-    parts = urlsplit(url)
-    host = parts.hostname or url
-    port = parts.port or (80 if parts.scheme == "http" else 443)
-    try:
-        with socket.create_connection((host, port), timeout=5):
-            return MachineCheck(name, True, f"{host}:{port} answers")
-    except OSError as error:
-        return MachineCheck(name, False, f"{host}:{port}: {error}", "train with tracker=files and local data meanwhile")
-
-
 def slurm(runs_dir: Path, submit: bool) -> Iterator[MachineCheck]:
     """The cluster, if this machine belongs to one."""
     absent = [command for command in ("sbatch", "squeue", "scontrol") if shutil.which(command) is None]
@@ -223,7 +210,7 @@ def slurm(runs_dir: Path, submit: bool) -> Iterator[MachineCheck]:
         fix = "studies run on this machine; or log in to a cluster"
         yield MachineCheck("SLURM", False, f"no {', '.join(absent)} here", fix)
         return
-    command = ["sinfo", "--noheader", "--format=%R (%D nodes, %G, %a)"]
+    command = ["sinfo", "--noheader", "--format=%R (%D nodes, %c cores and %m MB each, %G, %a)"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
         partitions = done.stdout.splitlines()
@@ -241,11 +228,16 @@ def shared(runs_dir: Path) -> MachineCheck:
     """Whether a job on a compute node sees a file in the folder for runs."""
     path = _existing(runs_dir)
     job = ["srun", "--ntasks=1", "--time=1", "--mem=100", "--immediate=60", "test", "-e"]
-    with tempfile.NamedTemporaryFile(dir=path, prefix=".doctor") as file:
-        done = subprocess.run([*job, file.name], capture_output=True, text=True, timeout=120, check=False)
-    if done.returncode == 0:
-        return MachineCheck("runs on nodes", True, f"a job saw a file in {path}")
-    why = (done.stderr.strip().splitlines() or ["it is not there"])[0]
+    try:
+        with tempfile.NamedTemporaryFile(dir=path, prefix=".doctor") as file:
+            done = subprocess.run([*job, file.name], capture_output=True, text=True, timeout=SRUN_SECONDS, check=False)
+        if done.returncode == 0:
+            return MachineCheck("runs on nodes", True, f"a job saw a file in {path}")
+        why = (done.stderr.strip().splitlines() or ["it is not there"])[0]
+    except subprocess.TimeoutExpired:
+        return MachineCheck("runs on nodes", False, "srun does not answer", "is SLURM's controller running?")
+    except (OSError, subprocess.SubprocessError) as error:
+        why = str(error)
     detail = f"a job saw no file in {path}: {why}"
     return MachineCheck("runs on nodes", False, detail, "runs_dir on a shared file system")
 

@@ -7,21 +7,13 @@ from collections.abc import Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from nexus_ablate.cli.verb import Flag, Flags, Verb, comma_separated
-from nexus_ablate.config.options import evaluation_name, evaluation_of, option_files
-from nexus_ablate.errors import OK, ConfigError, UserError, printable
+from nexus_ablate.cli.flags import EVALS, Flags
+from nexus_ablate.cli.verb import Verb
+from nexus_ablate.config.options import option_files
+from nexus_ablate.errors import OK, UserError, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-
-def evaluations(text: str) -> list[str]:
-    """Read a comma-separated list of evaluations, `streaming,quantization:group:16`."""
-    items = comma_separated(text)
-    if not items:
-        problem = "--evals takes names of evaluations"
-        raise ConfigError(problem, text or "nothing", "--evals extrapolation,streaming")
-    return [evaluation_name(evaluation_of(item)) for item in items]
 
 
 VERB = Verb(
@@ -34,7 +26,7 @@ VERB = Verb(
         ("evaluate last", "of the run that changed last"),
         ("evaluate runs/norms --evals streaming:kept:8", "one with another value; the result has this name"),
     ),
-    (Flag("--evals", "NAME,...", "these evaluations (all), as NAME or NAME:KEY:VALUE", evaluations),),
+    (EVALS,),
     "`nexus-ablate list evaluation` explains them and their keys. Evaluations that a run already has are not "
     "repeated. Results are saved in summary.json; docs/metrics.md defines them.",
     "at least one directory",
@@ -74,7 +66,7 @@ def print_results(summary: dict[str, Any], console: Console) -> None:
     """Print the evaluations in a run's summary: of each a table with a row per part, and what else it says."""
     from nexus_ablate.report.columns import TextTable
     from nexus_ablate.report.terminal import print_texts
-    from nexus_ablate.runs.record import leaves
+    from nexus_ablate.runs.reading import leaves
     from nexus_ablate.training.display import shown
 
     for name, result in summary.items():

@@ -7,7 +7,8 @@ import json
 import math
 from typing import Any
 
-from nexus_ablate.cli.verb import Flag, Flags, Verb
+from nexus_ablate.cli.flags import JSON, Flags
+from nexus_ablate.cli.verb import Verb
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.override_syntax import refuse_hydra_keys
@@ -28,8 +29,9 @@ VERB = Verb(
         ("explain norm=dyt placement=deepnorm", "including what these options also change"),
         ("explain preset=gpt2 model=base vocab_size=50257", ""),
     ),
-    (Flag("--json", "", "also norms, kernels, what each `auto` means, each tensor's start and rates, equal options"),),
-    "Prints the shape, the regime, the equations and the parameters. Trains nothing, and the data need not exist.",
+    (JSON,),
+    "Prints the shape, the regime, the equations and the parameters. Trains nothing, and the data need not exist. "
+    "`--json` also has kernels, each tensor's start and rates, and equal options.",
     kind="runs",
 )
 
@@ -73,6 +75,7 @@ def facts_of(overrides: list[str]) -> Facts:
 
 def _regime(config: RunConfig, params: int) -> Facts:
     """What the budget lets a run show; of a budget in FLOPs the steps depend on the vocabulary of the data."""
+    from nexus_ablate.data import repeated_text, repeats
     from nexus_ablate.launch.cost import cost_of, text_tokens
     from nexus_ablate.measure.regime import regime_of
 
@@ -80,13 +83,14 @@ def _regime(config: RunConfig, params: int) -> Facts:
     if steps is None:
         steps = cost_of(config).steps
     regime = regime_of(config, params, steps, text_tokens(config))
+    copies = repeats.warnings(repeated_text(config.data, config.model.context))
     return {
         "tokens_per_parameter": regime.tokens / regime.params,
         "epochs": regime.epochs,
         "steps": regime.steps,
         "decay_timescale_steps": regime.decay_steps if math.isfinite(regime.decay_steps) else None,
         "summary": str(regime),
-        "warnings": regime.warnings(),
+        "warnings": copies + regime.warnings(),
     }
 
 
@@ -124,9 +128,9 @@ def describe(facts: Facts) -> None:
     _print("equations: x is the residual stream, A attention, F the FFN, N the norm", _equations(parts))
 
     total = f"{parameters['total']:,} parameters ({parameters['without_embeddings']:,} without embeddings)"
-    training = compact(facts["flops_per_token"]["training"])
+    training = compact(facts["flops_per_token"])
     costs = f"{total}; FLOPs per token: {training} in training, a third in the forward pass"
-    _print(costs, [("--json", "also norms, kernels, each `auto`, each tensor's start and rates, equal options")])
+    _print(costs, [("--json", "also kernels, each tensor's start and rates, equal options")])
 
 
 def _print(title: str, rows: Rows) -> None:

@@ -6,7 +6,8 @@ import dataclasses
 import shlex
 from pathlib import Path
 
-from nexus_ablate.cli.verb import Flag, Flags, Verb
+from nexus_ablate.cli.flags import Flags
+from nexus_ablate.cli.verb import Verb
 from nexus_ablate.config.override_syntax import quoted
 from nexus_ablate.errors import OK, ConfigError
 
@@ -22,7 +23,7 @@ VERB = Verb(
         ("import pythia-70m", "and a run with its weights, on data=stdlib"),
         ("import pythia-70m data=files data.files=[book.txt]", "on your own text"),
     ),
-    (Flag("--overrides", "", "only print the overrides, even if there are weights"),),
+    (),
     "PATH is a config.json, or a directory with one, model.safetensors (one file or several with an index) and "
     "tokenizer.json. The transformers library reads it, and it is accepted only if its logits are equal to that "
     "library's: a small model of the same configuration in float64, and the weights in float32. No code of a model and "
@@ -47,7 +48,7 @@ def run(words: list[str], flags: Flags) -> int:
     from nexus_ablate.pretrained.library import outline, read_config, weight_files
     from nexus_ablate.pretrained.proof import structure, weights
 
-    files = weight_files(path) if path.is_dir() and "overrides" not in flags else {}
+    files = weight_files(path) if path.is_dir() else {}
     if further and not files:
         raise ConfigError(
             "a run needs weights, but there are none",

@@ -4,54 +4,93 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from nexus_ablate.cli.verb import Flag, Flags, Verb
+from nexus_ablate.cli.flags import JSON, Flags
+from nexus_ablate.cli.verb import Verb
+from nexus_ablate.config.evaluations import evaluation_value
+from nexus_ablate.config.foreign_words import meaning
 from nexus_ablate.config.grammar import show
-from nexus_ablate.config.groups import choices_of
-from nexus_ablate.config.options import OptionFile, conf_dir, conf_yaml, evaluation_value, option_files
-from nexus_ablate.config.run_config import CLOSED_GROUPS, OPTION_GROUPS, RunConfig
+from nexus_ablate.config.groups import choices_of, keys_of_file
+from nexus_ablate.config.options import Key, OptionFile, conf_dir, conf_yaml, option_files
+from nexus_ablate.config.run_config import CLOSED_GROUPS, OPTION_GROUPS
 from nexus_ablate.errors import OK, unknown
 from nexus_ablate.measure.measures import MEASURES
 
 VERB = Verb(
     "list",
-    "every option with its citation",
-    "[GROUP ...]",
+    "every option with its citation, or those that a word is about",
+    "[GROUP|WORD ...]",
     (
         ("list", "every option and switch, one line each"),
         ("list norm placement", "these groups, with the keys of each option"),
+        ("list grouped", "every option, key and number whose name or sentence has this word"),
         ("list measures", "every number that a run can produce"),
     ),
-    (Flag("--json", "", "for programs"),),
+    (JSON,),
     "docs/options.md shows the same with equations.",
     kind="runs",
 )
 
 
 def run(words: list[str], flags: Flags) -> int:
-    """Print the options of the named groups, or of all."""
+    """Print the options of the named groups, those that a word is about, or all."""
     options = catalogue()
-    measures = {measure.names[0]: dataclasses.asdict(measure) for measure in MEASURES}
-    groups = options | {"measures": measures}
-    for name in words:
-        if name not in groups:
-            problem, form = "there is no group of this name", "nexus-ablate list {}"
-            raise unknown(problem, name, groups, form, otherwise="nexus-ablate list")
-    chosen = {name: groups[name] for name in words or options}
+    groups = options | {"measures": {measure.names[0]: dataclasses.asdict(measure) for measure in MEASURES}}
+    chosen: dict[str, Any] = {} if words else options
+    notes = []
+    for word in words:
+        if word in groups:
+            chosen = chosen | {word: groups[word]}
+            continue
+        found, meant = about(word, groups), meaning(word)
+        if not found and not meant:
+            problem, form = "nothing here has this name or word", "nexus-ablate list {}"
+            raise unknown(problem, word, groups, form, otherwise="nexus-ablate list")
+        switch = meant.partition("=")[0]
+        if switch in options["switches"]:
+            found["switches"] = {switch: options["switches"][switch]}
+        chosen = found | chosen
+        notes += [f"{word} is typed {meant}"] * bool(meant)
     if "json" in flags:
         print(json.dumps(chosen, indent=1))
     else:
-        _print(chosen, with_keys=bool(words))
+        _print(chosen, notes, with_keys=bool(words))
     return OK
+
+
+def about(word: str, groups: dict[str, Any]) -> dict[str, Any]:
+    """The options whose name or sentences have a word, and those of which a key has, with these keys alone."""
+
+    def has_word(*texts: str) -> bool:
+        return any(_plain(word) in _plain(text) for text in texts)
+
+    found: dict[str, Any] = {}
+    for group, options in groups.items():
+        for name, option in options.items():
+            keys = {}
+            for key, spec in option.get("keys", {}).items():
+                if has_word(key, spec["meaning"]):
+                    keys[key] = spec
+            if group in CLOSED_GROUPS and name != list(options)[-1]:  # their keys are listed once
+                keys = {}
+            if keys or has_word(name, *(value for value in option.values() if isinstance(value, str))):
+                found.setdefault(group, {})[name] = option | {"keys": keys}
+    return found
+
+
+def _plain(text: str) -> str:
+    """A text in which case, `_`, `-` and spaces make no difference."""
+    return re.sub("[ _-]", "", text.lower())
 
 
 def catalogue() -> dict[str, Any]:
     """`{summary, default, keys}` by group and option, on axes also `equation`, `prescribes` and `plugin`. The group
     `switches` has the top-level keys."""
-    values, defaults = conf_yaml("config"), choices_of("config")
+    defaults = choices_of("config")
     groups: dict[str, Any] = {}
     for group in (*OPTION_GROUPS, "evaluation"):
         groups[group] = {name: _option(file, name == defaults.get(group)) for name, file in option_files(group).items()}
@@ -60,44 +99,40 @@ def catalogue() -> dict[str, Any]:
         if group == "model":
             paths.sort(key=_parameters)
         groups[group] = {path.stem: _closed_option(group, path, path.stem == defaults.get(group)) for path in paths}
-    switches = [field for field in dataclasses.fields(RunConfig) if "constraint" in field.metadata]
-    groups["switches"] = {field.name: _key(field, values) for field in switches if field.name != "preset"}
+    groups["switches"] = _described(keys_of_file("config"))
+    del groups["switches"]["preset"]
     return groups
+
+
+def _described(keys: Mapping[str, Key]) -> dict[str, Any]:
+    """Keys as plain data, without the one that chooses the option itself."""
+    described = {}
+    for name, key in keys.items():
+        if name != "name":
+            described[name] = {"default": key.default, "takes": key.constraint.text, "meaning": key.meaning}
+    return described
 
 
 def _option(file: OptionFile, is_default: bool) -> dict[str, Any]:
     """An option of an axis, as its file describes it."""
-    keys = {}
-    for name, key in file.keys.items():
-        keys[name] = {"default": key.default, "takes": key.constraint.text, "meaning": key.meaning}
     return {
         "summary": file.summary,
         "default": is_default,
         "equation": file.equation,
         "prescribes": [f"{key}={show(value)}" for key, value in file.prescribes.items()],
         "plugin": file.plugin.name if file.plugin else None,
-        "keys": keys,
+        "keys": _described(file.keys),
     }
 
 
 def _closed_option(group: str, path: Path, is_default: bool) -> dict[str, Any]:
     """An option of a group to which no class belongs: a size, a recipe, a preset or a study."""
-    values = conf_yaml(f"{group}/{path.stem}")
     if group == "studies":
-        return {"summary": values["question"], "default": False, "keys": {}}
+        return {"summary": conf_yaml(f"{group}/{path.stem}")["question"], "default": False, "keys": {}}
     lines = path.read_text(encoding="utf-8").splitlines()
     comments = [line.removeprefix("#").strip() for line in lines if not line.startswith("# @package")]
-    keys = {}
-    if group in CLOSED_GROUPS:
-        fields = dataclasses.fields(CLOSED_GROUPS[group])
-        keys = {field.name: _key(field, values) for field in fields if field.name != "name"}
-    return {"summary": comments[0], "default": is_default, "keys": keys}
-
-
-def _key(field: dataclasses.Field[Any], values: dict[str, Any]) -> dict[str, Any]:
-    """A key of a dataclass, with its default in `values`."""
-    about = field.metadata
-    return {"default": values.get(field.name), "takes": about["constraint"].text, "meaning": about["meaning"]}
+    keys = keys_of_file(f"{group}/{path.stem}") if group in CLOSED_GROUPS else {}
+    return {"summary": comments[0], "default": is_default, "keys": _described(keys)}
 
 
 def _parameters(path: Path) -> int:
@@ -106,10 +141,12 @@ def _parameters(path: Path) -> int:
     return values["n_layers"] * values["d_model"] ** 2
 
 
-def _print(groups: dict[str, Any], with_keys: bool) -> None:
+def _print(groups: dict[str, Any], notes: list[str], with_keys: bool) -> None:
     from nexus_ablate.console import folded, open_console
 
     console = open_console()
+    for note in notes:
+        console.print(note, markup=False)
     for group, options in groups.items():
         rows, styles = [], []
         for *row, style in _rows(group, options, with_keys):
@@ -134,11 +171,9 @@ def _rows(group: str, options: dict[str, Any], with_keys: bool) -> Iterator[tupl
         source = f" (plugin {option['plugin']})" if option.get("plugin") else ""
         star = "*" if option["default"] else " "
         yield f"{star} {typed_option(group, name)}", option["summary"] + source, ""
-        if not with_keys:
-            continue
-        if option.get("prescribes"):
+        if with_keys and option.get("prescribes"):
             yield "", f"Prescribes {', '.join(option['prescribes'])}.", "dim"
-        if shares_keys and name != list(options)[-1]:
+        if not with_keys or (shares_keys and name != list(options)[-1]):
             continue
         for key, spec in option["keys"].items():
             typed = typed_key(group, name, key)

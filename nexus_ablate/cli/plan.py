@@ -6,8 +6,8 @@ import math
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from nexus_ablate.cli.backend import WORKERS
-from nexus_ablate.cli.verb import Flags, Verb
+from nexus_ablate.cli.flags import WORKERS, Flags
+from nexus_ablate.cli.verb import Verb
 from nexus_ablate.console import duration, grid, open_console, several
 from nexus_ablate.errors import OK, ConfigError, printable
 from nexus_ablate.runs.naming import BASELINE
@@ -46,9 +46,9 @@ def run(words: list[str], flags: Flags) -> int:
     def say(text: str) -> None:
         console.print(printable(text, 2000), markup=False, soft_wrap=True)
 
-    say(f"{study.name}  {study.question}".rstrip())
     settings = [plan(setting, launch_overrides) for setting in settings_of(study)]
     places = places_for([job for planned in settings for job in planned.jobs], flags.get("workers", "auto"))
+    say(f"{study.name}  {study.question}".rstrip())
     seconds: list[float | None] = []
     for planned in settings:
         if planned.study.setting:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 
-from nexus_ablate.cli.verb import Flag, Flags, Verb, positive, whole
+from nexus_ablate.cli.flags import PROMPT, Flags
+from nexus_ablate.cli.verb import Verb
 from nexus_ablate.errors import OK, ConfigError, escaped
 
 VERB = Verb(
@@ -13,26 +14,24 @@ VERB = Verb(
     "RUN",
     (
         ('sample last --prompt "def main("', "the run that changed last continues a prompt"),
-        ("sample 1a2b3c4d --tokens 500 --temperature 0.7", "a run by its id, from the start of a text"),
+        ("sample 1a2b3c4d", "a run by its id, from the start of a text"),
     ),
-    (
-        Flag("--prompt", "TEXT", "the beginning of the text"),
-        Flag("--tokens", "N", "tokens to write (200)", whole("--tokens", 200, most=100_000)),
-        Flag("--temperature", "X", "below 1 likelier tokens, above 1 more surprising ones (1)",
-             positive("--temperature", 1.0, 100.0)),
-    ),
+    (PROMPT,),
     "Reads the run's newest checkpoint. The model sees as many tokens as in training (model.context).",
     "one run",
+    1,
     kind="results",
-)  # fmt: skip
+)
+
+
+TOKENS = 200
+"""That are written."""
 
 
 def run(words: list[str], flags: Flags) -> int:
     """Print the prompt and the text that follows it."""
     from nexus_ablate.runs.lookup import run_at
 
-    if len(words) != 1:
-        raise ConfigError("sample takes one run", " ".join(words), f"nexus-ablate sample {shlex.quote(words[0])}")
     path = run_at(words[0], "sample")
 
     import torch
@@ -54,12 +53,12 @@ def run(words: list[str], flags: Flags) -> int:
         example = shlex.quote(data.tokenizer.decode(data.val["val"][:8]))
         raise ConfigError(problem, "no --prompt", f"nexus-ablate sample {shlex.quote(words[0])} --prompt {example}")
     generator = torch.Generator().manual_seed(1)
-    start, temperature = len(tokens), flags.get("temperature", 1.0)
+    start = len(tokens)
     with torch.no_grad():
-        for _ in range(flags.get("tokens", 200)):
+        for _ in range(TOKENS):
             logits_V = model(tokens[None, -config.model.context :])[0, -1]
             logits_V = logits_V[: data.vocab_size].float()  # the embedding can have further rows
-            token = torch.multinomial(torch.softmax(logits_V / temperature, 0), 1, generator=generator)
+            token = torch.multinomial(torch.softmax(logits_V, 0), 1, generator=generator)
             tokens = torch.cat((tokens, token))
     text = data.tokenizer.decode(tokens[start:].numpy())
     print(prompt + escaped(text, kept="\n\t"))

@@ -6,7 +6,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nexus_ablate.cli.verb import FORCE, Flag, Flags, Verb, target
+from nexus_ablate.cli.flags import FORCE, PICTURE, Flags
+from nexus_ablate.cli.verb import Verb
 from nexus_ablate.errors import OK, ConfigError, printable
 
 if TYPE_CHECKING:
@@ -22,13 +23,11 @@ VERB = Verb(
         ("show runs/scratch/baseline/s0-1a2b3c4d --out loss.pdf", ""),
         ("show 1a2b3c4d 5e6f7a8b", "how two runs differ: configuration, code, machine, result"),
     ),
-    (
-        Flag("--out", "FILE", "where to save the picture (.png, .pdf or .svg)", target("--out", picture=True)),
-        FORCE,
-    ),
+    (PICTURE, FORCE),
     "Of two runs the keys that are equal are left out. `follows` lists the values that an `auto` took in one run and "
     "not in the other.",
     needed="one run or two",
+    most=2,
     kind="results",
 )
 
@@ -41,9 +40,6 @@ def run(words: list[str], flags: Flags) -> int:
     from nexus_ablate.api import load_run
     from nexus_ablate.runs.lookup import run_at
 
-    if len(words) > 2:
-        fix = shlex.join(["nexus-ablate", "show", *words[:2]])
-        raise ConfigError("show takes one run or two", " ".join(words), fix)
     if len(words) == 2 and "out" in flags:
         raise ConfigError(
             "--out draws one run", " ".join(words), f"nexus-ablate show {shlex.quote(words[0])} --out run.png"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from nexus_ablate.cli.verb import Flag, Flags, Verb
+from nexus_ablate.cli.flags import JSON, WATCH, Flags
+from nexus_ablate.cli.verb import Verb
 from nexus_ablate.errors import OK, ConfigError, printable
 
 VERB = Verb(
@@ -17,10 +18,7 @@ VERB = Verb(
         ("status runs --watch", "all runs, refreshed until the last one has ended (or Ctrl-C)"),
         ("status norms --json", "a line of JSON for each run"),
     ),
-    (
-        Flag("--watch", "", "refresh the table until the last run has ended"),
-        Flag("--json", "", "a line of JSON for each run, in place of the table"),
-    ),
+    (WATCH, JSON),
     "Prints state, step, validation loss, time since the last heartbeat, time left, and for runs that did not succeed "
     "the reason and the log. `lost`: the process ended without reporting why; the same command resumes such a run. An "
     "id names its run in `show` and `sample`, which also take its first letters, the run's directory, or `last`.",

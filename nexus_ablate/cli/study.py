@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 
-from nexus_ablate.cli.backend import BACKEND_FLAGS, backend_of
-from nexus_ablate.cli.verb import FORCE, Flag, Flags, Verb, one_of, target, whole
+from nexus_ablate.cli.backend import backend_of
+from nexus_ablate.cli.flags import ADD_SEEDS, BACKEND, FORCE, NEW, RETRY, Flags
+from nexus_ablate.cli.verb import Verb
 from nexus_ablate.errors import OK
+from nexus_ablate.masking import mask
+from nexus_ablate.study.arm_overrides import in_yaml
+from nexus_ablate.study.study import KEYS, TYPED, Study, encode
 
 VERB = Verb(
     "study",
@@ -22,48 +25,43 @@ VERB = Verb(
         ("study mine --add-seeds 3", "the next three seeds for every arm; its words are exploratory"),
         ("study norms name=norms_mini model=mini", "another baseline is another study"),
         ("study norms --launcher slurm --partition gpu", "one array of jobs; returns at once"),
+        ("study --new my_study.yaml", "a file with every key explained, to change"),
         ("study norms --launcher joblib hydra.launcher.n_jobs=4", "by a Hydra launcher"),
     ),
-    (
-        Flag("--add-seeds", "N", "more seeds for every arm of a launched study",
-             whole("--add-seeds", 3, most=1000)),
-        Flag("--retry", "failed", "run failed runs again (diverged runs have a result)", one_of("--retry", "failed")),
-        Flag("--new", "FILE", "write the study to a YAML file instead of running it", target("--new")),
-        FORCE,
-        *BACKEND_FLAGS,
-    ),
+    (ADD_SEEDS, RETRY, NEW, FORCE, *BACKEND),
     "`nexus-ablate plan STUDY` shows arms and costs and runs nothing. A study is fixed by its first launch.",
-    "a study",
     kind="studies",
-)  # fmt: skip
+)
 
 
 def run(words: list[str], flags: Flags) -> int:
     """Run the study."""
+    from nexus_ablate.study.definition import read_study
     from nexus_ablate.training.distributed import require_one_process
 
     require_one_process("a study")
     if "new" in flags:
-        return _write(words, flags["new"])
+        study, _ = read_study(words or ["first_look"])
+        flags["new"].write_text(study_file(study), encoding="utf-8")
+        path = shlex.quote(str(flags["new"]))
+        print(f"saved to {path}; nexus-ablate plan {path} shows its arms, nexus-ablate study {path} runs it")
+        return OK
     words, backend = backend_of(words, flags)
 
     from nexus_ablate.launch.launch import launch
-    from nexus_ablate.study.definition import read_study
 
     study, launch_overrides = read_study(words)
     return launch(study, launch_overrides, backend, flags.get("add_seeds", 0), "retry" in flags)
 
 
-def _write(words: list[str], path: Path) -> int:
-    """Write the study that the words describe to a file."""
-    import yaml
-
-    from nexus_ablate.masking import mask
-    from nexus_ablate.study.definition import read_study
-    from nexus_ablate.study.study import TYPED, encode
-
-    study, _ = read_study(words)
-    values = {key: value for key, value in mask(encode(study)).items() if key in TYPED and key != "name"}
-    path.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120), encoding="utf-8")
-    print(f"saved to {path}; nexus-ablate study {shlex.quote(str(path))} runs it")
-    return OK
+def study_file(study: Study) -> str:
+    """A study as a YAML file: each key with what it takes, and those that it leaves out as comments."""
+    values = mask(encode(study))
+    lines = ["# A study: nexus-ablate study FILE trains what is missing of it. docs/studies.md explains the keys."]
+    for key in TYPED:
+        takes, example, _ = KEYS[key]
+        if key in values and key != "name":
+            lines += [f"# {key}: {takes}", f"{key}: {in_yaml(values[key])}"]
+        elif key != "name":
+            lines.append(f"# {key}: {example}  # {takes}")
+    return "\n".join([*lines, ""])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from nexus_ablate.cli.verb import Flag, Flags, Verb
+from nexus_ablate.cli.flags import WANDB, Flags
+from nexus_ablate.cli.verb import Verb
 from nexus_ablate.errors import OK, AlreadyRunning, UserError
 
 VERB = Verb(
@@ -14,12 +15,9 @@ VERB = Verb(
     (
         ("sync runs/norms", "every run of a study"),
         ("sync runs/scratch/baseline/s0-1a2b3c4d", "one run"),
-        ("sync runs --project mine --entity team", "to another project"),
+        ("sync runs --wandb team/mine", "to another project"),
     ),
-    (
-        Flag("--project", "NAME", "W&B project"),
-        Flag("--entity", "NAME", "W&B entity"),
-    ),
+    (WANDB,),
     "Sends what W&B does not have yet: rows, summary, and heat maps of the probe. Reads only the run "
     "directory. A run keeps its place on W&B (wandb.json), and no step is sent twice. Skips runs that are in "
     "training or that another process still sends.",
@@ -29,7 +27,6 @@ VERB = Verb(
 
 def run(dirs: list[str], flags: Flags) -> int:
     """Send the runs in turn. For a damaged run, print the reason and continue with the others."""
-    from nexus_ablate.config.rules import check_project
     from nexus_ablate.console import grid, open_console
     from nexus_ablate.runs import read_run
     from nexus_ablate.runs.lookup import id_of, runs_at
@@ -37,8 +34,8 @@ def run(dirs: list[str], flags: Flags) -> int:
     from nexus_ablate.track import sync
     from nexus_ablate.track.account import WandbFailed, require_key
 
-    check_project(flags.get("project") or "", "--project ", "--entity ")
     require_key()
+    entity, _, project = flags.get("wandb", "").rpartition("/")
     paths = runs_at(dirs, "sync")
     status, pages, rows = OK, [], []
     try:
@@ -49,7 +46,7 @@ def run(dirs: list[str], flags: Flags) -> int:
                 if record.state in LIVE:
                     rows.append((*run, f"{record.state}, skipped", "", ""))
                     continue
-                done = sync(record, flags.get("project"), flags.get("entity"))
+                done = sync(record, project or None, entity or None)
             except WandbFailed:
                 raise
             except AlreadyRunning:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from nexus_ablate.cli.backend import BACKEND_FLAGS, backend_of
-from nexus_ablate.cli.verb import OVERRIDES, Flag, Flags, Verb
+from nexus_ablate.cli.backend import backend_of
+from nexus_ablate.cli.flags import BACKEND, MULTIRUN, VERBOSE, Flags
+from nexus_ablate.cli.verb import OVERRIDES, Verb
 from nexus_ablate.errors import ConfigError
 
 VERB = Verb(
@@ -18,11 +19,7 @@ VERB = Verb(
         ("-m norm=layer,rms placement=pre,post seed=0,1,2", "every combination"),
         ("-m norm=layer,rms seed=0,1,2 --launcher joblib", "or slurm (docs/clusters.md)"),
     ),
-    (
-        Flag("--multirun", "", "train every combination of values", short="-m"),
-        Flag("--verbose", "", "also print decay, memory, outliers and attention of a run", short="-v"),
-        *BACKEND_FLAGS,
-    ),
+    (MULTIRUN, VERBOSE, *BACKEND),
     "`torchrun --nproc-per-node 4 -m nexus_ablate model=base` trains one run on four GPUs with the same global batch. "
     "`nexus-ablate list` names every key and option. The same command again shows the result of a finished run and "
     "resumes an interrupted one.\n\n"
@@ -40,7 +37,7 @@ def run(overrides: list[str], flags: Flags) -> int:
 
         require_one_process("a multirun")
         return multirun(*backend_of(overrides, flags))
-    if one_run := [flag.name for flag in BACKEND_FLAGS if flag.key in flags]:
+    if one_run := [flag.name for flag in BACKEND if flag.key in flags]:
         raise ConfigError(f"{one_run[0]} is for many runs", one_run[0], f"nexus-ablate -m seed=0,1,2 {one_run[0]} ...")
 
     from nexus_ablate.config.compose import compose

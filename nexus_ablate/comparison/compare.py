@@ -22,6 +22,7 @@ from nexus_ablate.comparison.verdict import (
     word_of,
 )
 from nexus_ablate.comparison.worth import LossByCompute, Worth, loss_by_compute, worth_of
+from nexus_ablate.data.batches import BLOCK_WINDOWS
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.runs.naming import BASELINE
 from nexus_ablate.study.definition import folders_of
@@ -345,7 +346,9 @@ def _by_block(arm: Arm, base: Arm, seeds: list[int], endpoint: Endpoint) -> tupl
         return None, None, ""
     blocks = len(first.shares)
     if blocks < FEWEST_BLOCKS:
-        return None, None, f"{blocks} blocks of validation text, {FEWEST_BLOCKS} needed"
+        tokens = FEWEST_BLOCKS * BLOCK_WINDOWS * first.tokens // len(first.places)
+        more = f"train.eval_tokens={tokens}" if tokens <= first.reach else "a longer text"
+        return None, None, f"{blocks} blocks; {more} suffices"
     unit = 1.0
     if endpoint.name == "val_bpb":  # the same tokens everywhere: a constant times the loss
         unit = float(np.nanmean(base.values("val_bpb", seeds)) / np.nanmean(base.values("val_loss", seeds)))

@@ -15,7 +15,7 @@ import numpy as np
 from nexus_ablate.comparison.statistics import Array
 from nexus_ablate.errors import UserError
 from nexus_ablate.runs.formats import Count, Measured
-from nexus_ablate.runs.record import damaged, parse_row, read_lines, read_rows
+from nexus_ablate.runs.reading import damaged, parse_row, read_lines, read_rows
 
 
 class _Row(msgspec.Struct):

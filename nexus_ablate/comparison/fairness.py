@@ -21,7 +21,7 @@ from nexus_ablate.console import several
 from nexus_ablate.errors import UserError, unknown
 from nexus_ablate.measure.regime import EARLY, has_learned
 from nexus_ablate.provenance import differ, differing_files
-from nexus_ablate.runs.record import read_rows
+from nexus_ablate.runs.reading import read_rows
 from nexus_ablate.study.endpoint import Endpoint, logits
 from nexus_ablate.study.study import Study
 
@@ -289,8 +289,9 @@ def _learning_rate(baseline: Arm, arms: list[Arm], study: Study | None) -> Check
             return Check("learning_rate", FAIL, text, tuple(names))
         return Check("learning_rate", PASS, "each arm at its own best rate, inside the grid")
     rates = {run.rate for arm in (baseline, *arms) for run in arm.runs.values()}
-    shared = f"one rate for all ({min(rates):g})" if len(rates) == 1 else "no rate was tuned"
-    return Check("learning_rate", WARN, f"{shared}; another best rate is penalized")
+    if len(rates) > 1:
+        return Check("learning_rate", WARN, "arms have rates of their own, and none was tuned")
+    return Check("learning_rate", WARN, f"all arms share {min(rates):g}; lr_grid=auto finds each arm's own best")
 
 
 def _environment(baseline: Arm, arms: list[Arm]) -> Check:
@@ -328,7 +329,7 @@ def text_check(effects: dict[str, Effect], lacking: dict[str, str], baseline: Ar
     if lacking:
         reasons = "; ".join(dict.fromkeys(lacking.values()))
         which = "" if lacking.keys() == effects.keys() else f" ({', '.join(lacking)})"
-        return Check("text", WARN, f"error over seeds alone{which}: {reasons}")
+        return Check("text", WARN, f"holds for this text alone{which}: {reasons}")
     larger = {name: effect for name, effect in effects.items() if (effect.text_se or 0.0) > effect.seed_se}
     if not larger:
         return Check(

@@ -17,7 +17,7 @@ from nexus_ablate.provenance import code_of, source_hash
 from nexus_ablate.runs import SETTLED, RunRecord, read_run
 from nexus_ablate.runs.contradiction import contradiction
 from nexus_ablate.runs.formats import INIT
-from nexus_ablate.runs.record import last_row, leaves, read_document, runs_and_strangers
+from nexus_ablate.runs.reading import last_row, leaves, read_document, runs_and_strangers
 from nexus_ablate.study.endpoint import Endpoint
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from nexus_ablate.comparison.statistics import Array
 from nexus_ablate.runs.formats import Measured
-from nexus_ablate.runs.record import damaged, read_text
+from nexus_ablate.runs.reading import damaged, read_text
 
 _Place = Annotated[int, Meta(ge=0, lt=10**15)]
 

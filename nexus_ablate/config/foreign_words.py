@@ -13,7 +13,13 @@ _SWITCHES = {"true": "on", "yes": "on", "false": "off", "no": "off"}
 
 
 def unknown_word(
-    problem: str, typed: str, word: str, names: Iterable[str], form: str = "{}", otherwise: str = ""
+    problem: str,
+    typed: str,
+    word: str,
+    names: Iterable[str],
+    form: str = "{}",
+    otherwise: str = "",
+    verb: str = "",
 ) -> ConfigError:
     """The error for a word of a command line that is no name here. Its `try:` line repairs this word and no other.
 
@@ -23,10 +29,13 @@ def unknown_word(
         names: Those that it could be.
         form: How a name is typed there: `{}=1e-3`.
         otherwise: What to try where no row matches and no name is near. Default: the names.
+        verb: The verb whose flag or word it is, to which a row may be limited.
     """
-    fix = meaning(typed)
+    names = [*names]
+    fix = meaning(f"{verb} {_without_dashes(typed)}", "flags") if verb else ""
+    if not fix and word not in names:
+        fix = meaning(typed)
     if not fix:
-        names = [*names]
         same_key = [name for name in names if _key(name) == _key(word)]  # `steps`: train.steps
         nearest = same_key[0] if len(same_key) == 1 else word
         fix = unknown(problem, nearest, names, form, otherwise=otherwise).fix
@@ -35,7 +44,7 @@ def unknown_word(
 
 def meaning(typed: str, table: str = "words") -> str:
     """What another tool's word is here: the first row of conf/foreign_words.yaml that matches it; '' if none does."""
-    text = re.sub(r"^--?([^\s=]+)\s+", r"\1=", typed).lstrip("-")  # a flag and its value
+    text = _without_dashes(typed)
     name, equals, value = text.partition("=")
     value = _SWITCHES.get(value.lower(), value)
     spellings = [f"{name}{equals}{value}"]
@@ -53,13 +62,18 @@ def meaning(typed: str, table: str = "words") -> str:
     return ""
 
 
+def _without_dashes(typed: str) -> str:
+    """A flag as an override, `lr=1e-3` of `--lr 1e-3`; any other text as it is."""
+    return re.sub(r"^--?([^\s=]+)\s+", r"\1=", typed).lstrip("-")
+
+
 @cache
 def _rows(table: str) -> list[tuple[re.Pattern[str], str]]:
-    """The rows of a table, with what is typed as a pattern to which case, `_` and `-` make no difference."""
+    """The rows of a table, with what is typed as a pattern to which case, `_`, `-` and `.` make no difference."""
     rows = []
     for typed, meant in conf_yaml("foreign_words")[table].items():
         plain = re.escape(re.sub("[_-]", "", typed)).replace(r"\*", "(.*)")
-        pattern = re.sub(r"(?<=[a-z0-9])(?=[a-z0-9])", "[_-]*", plain)
+        pattern = re.sub(r"(?<=[a-z0-9])(?=[a-z0-9])", "[._-]*", plain)
         rows.append((re.compile(pattern, re.IGNORECASE), meant))
     return rows
 

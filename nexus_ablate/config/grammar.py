@@ -247,7 +247,7 @@ def names_in(rule: str) -> list[str]:
 
 
 def compare_numbers(rule: str, numbers: Mapping[str, Any]) -> bool:
-    """Evaluate a comparison of sums and products of named numbers.
+    """Whether a comparison of sums and products of named numbers holds. One of `auto`, `off` or a list doesn't.
 
     Raises:
         ConfigError: It isn't a comparison, or names a number that doesn't exist.
@@ -268,4 +268,7 @@ def compare_numbers(rule: str, numbers: Mapping[str, Any]) -> bool:
         known = f"numbers, + - * / %, one comparison, and {', '.join(sorted(numbers))}"
         raise ConfigError("this rule of an option cannot be read", rule, known)
 
+    named = [numbers[name] for name in names_in(rule) if name in numbers]
+    if not all(isinstance(number, int | float) for number in named):
+        return False
     return bool(value(ast.parse(rule, mode="eval")))

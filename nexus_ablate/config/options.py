@@ -27,7 +27,6 @@ keyword-only argument, which has no default in Python.
 from __future__ import annotations
 
 import inspect
-import itertools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -65,9 +64,6 @@ OPTIONS = (*AXES, "optim")
 
 CLASSES = (*OPTIONS, "data", "evaluation")
 """The groups to which a plugin may add an option (a class and its YAML)."""
-
-SHIPPED = "shipped"
-"""The value of an evaluation's key `file` that means the one in conf/evaluation."""
 
 IN_OTHER_LAYERS = {
     "mixer": "attention",
@@ -257,7 +253,7 @@ def _later(axis: str) -> dict[str, Any]:
 
 def _read_yaml(path: Path) -> tuple[str, dict[str, Any]]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         values = load_yaml(text)
     except (OSError, *UNREADABLE) as error:
         mark = getattr(error, "problem_mark", None)
@@ -325,53 +321,6 @@ def at_layer(axis: str, option: Option, layer: int) -> Option:
     """The option of an axis in a layer: the chosen one, or that of the layers that its `layers` doesn't list."""
     layers = option.keys.get("layers", "all")
     return option if layers == "all" or layer in layers else default_option(axis, IN_OTHER_LAYERS[axis])
-
-
-def evaluation_of(text: str) -> Option:
-    """The evaluation that `streaming` or `streaming:kept:8:texts:2` describes; items of a list are joined by `+`.
-
-    Hydra accepts `evals=[streaming:kept:8]` without quotes; in other places `kept=8` works too.
-
-    Raises:
-        ConfigError: There is no such evaluation or key, or the key doesn't accept the value.
-    """
-    name, *words = re.split("[:=]", text)
-    files = option_files("evaluation")
-    if name not in files:
-        raise unknown("there is no evaluation of this name", name, files)
-    option = default_option("evaluation", name)
-    for key, value in itertools.zip_longest(words[::2], words[1::2], fillvalue=""):
-        if key not in option.keys:
-            raise unknown(f"{name} has no key of this name", key, option.keys, f"{name}:{{}}:{value or 'VALUE'}")
-        spec = files[name].keys[key]
-        given = _yaml_value(value)
-        if isinstance(spec.default, list):
-            given = [_yaml_value(item) for item in value.split("+")]
-        try:
-            accepted = spec.constraint.accept(f"{name}:{key}", given)
-        except ConfigError as error:
-            raise ConfigError(error.problem, text, f"{name}:{key}:{evaluation_value(spec.default)}") from None
-        option.keys[key] = accepted
-    return option
-
-
-def _yaml_value(text: str) -> object:
-    """The value that a text is in YAML; the text itself where it is none."""
-    try:
-        return load_yaml(text)
-    except UNREADABLE:
-        return text
-
-
-def evaluation_name(option: Option) -> str:
-    """The name of an evaluation's result in the form of `evaluation_of`, with all keys that aren't at their default."""
-    changed = {k: v for k, v in option.keys.items() if v != option_files("evaluation")[option.name].keys[k].default}
-    return ":".join([option.name, *(f"{key}:{evaluation_value(value)}" for key, value in changed.items())])
-
-
-def evaluation_value(value: object) -> str:
-    """The value of an evaluation's key in the form of `evaluation_of`."""
-    return "+".join(map(show, value)) if isinstance(value, list) else show(value)
 
 
 class Registry(Generic[T]):

@@ -17,6 +17,7 @@ from nexus_ablate.errors import ConfigError
 
 NO_KEY = "there is no key of this name"
 _BUDGETS = ("train.steps", "train.tokens", "train.flops")
+_DECIMAL_COMMA = re.compile(r"\d+,\d+(e[+-]?\d+)?")
 _UNITS = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9}
 
 
@@ -116,15 +117,27 @@ def _check_values(override: Override, key: Key) -> None:
             key.constraint.accept(override.name, value)
         except ConfigError as error:
             if error.fix == key.constraint.text:  # no word of it is near
-                error.fix = f"{override.name}={_suggested_value(key, override.name, override.typed)}"
-            fix = meaning(override.text)
-            raise ConfigError(error.problem, override.text, error.fix if fix in ("", override.text) else fix) from None
+                suggested = f"{override.name}={_suggested_value(key, override.name, override.typed)}"
+                error.fix = _spelled_out(override) or suggested
+            fix, problem = meaning(override.text), error.problem
+            if _DECIMAL_COMMA.fullmatch(override.typed):
+                problem += ", and a decimal has a point"
+            raise ConfigError(problem, override.text, error.fix if fix in ("", override.text) else fix) from None
+
+
+def _spelled_out(override: Override) -> str:
+    """The sweep that `seed=0-4` means; '' for any other value."""
+    bounds = re.fullmatch(r"(\d{1,4})-(\d{1,4})", override.typed)
+    if bounds is None or override.name != "seed":
+        return ""
+    seeds = range(int(bounds[1]), int(bounds[2]) + 1)
+    return f"nexus-ablate -m seed={','.join(map(str, seeds))}" if 0 < len(seeds) <= 20 else ""
 
 
 def _suggested_value(key: Key, name: str, typed: str) -> str:
     """The value as typed if the key takes it, or as it was probably meant: `20k`, `1_000`, `0,003` or a lone item of a
     list; else the default."""
-    number = re.fullmatch(r"(\d{1,9}(?:[.,]\d{1,9})?)([kKmMbB]?)", typed.replace("_", ""))
+    number = re.fullmatch(r"(\d{1,9}(?:[.,]\d{1,9})?(?:e[+-]?\d{1,3})?)([kKmMbB]?)", typed.replace("_", ""))
     forms = [typed, f"[{typed}]"]
     if number is not None:
         forms.append(f"{float(number[1].replace(',', '.')) * _UNITS[number[2].lower()]:.10g}")
@@ -142,7 +155,7 @@ def _suggested_value(key: Key, name: str, typed: str) -> str:
 def _not_one_value(override: Override, key: Key | None, overrides: list[str]) -> ConfigError:
     """The error for a sweep, or a decimal comma, where a run takes one value."""
     takes_decimals = key is not None and any(interval.kind != "int" for interval in key.constraint.intervals)
-    if takes_decimals and re.fullmatch(r"\d+,\d+", override.typed):
+    if takes_decimals and _DECIMAL_COMMA.fullmatch(override.typed):
         problem = "a run takes one value per key (-m trains each of several), and a decimal has a point"
         return ConfigError(problem, override.text, override.text.replace(",", "."))
     multirun = shlex.join(["nexus-ablate", "-m", *overrides])

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from nexus_ablate.config.evaluations import SHIPPED, evaluation_of
 from nexus_ablate.config.grammar import compare_numbers, factors_by_role, is_comparison, names_in, show
 from nexus_ablate.config.groups import GROUPS, keys_under, option_names
 from nexus_ablate.config.options import (
     IN_OTHER_LAYERS,
-    SHIPPED,
     OptionFile,
-    evaluation_of,
     option_files,
 )
 from nexus_ablate.config.roles import DECAYED

@@ -2,7 +2,14 @@
 
 from nexus_ablate.data.backcopy import BackCopyCorpus
 from nexus_ablate.data.batches import Batches, chain, eval_places, eval_windows, hash_tokens
-from nexus_ablate.data.cache import TokenizedData, default_cache_dir, fingerprint_of, prepare, vocabulary_size
+from nexus_ablate.data.cache import (
+    TokenizedData,
+    cached,
+    fingerprint_of,
+    prepare,
+    repeated_text,
+    vocabulary_size,
+)
 from nexus_ablate.data.corpus import DATA, Corpus
 from nexus_ablate.data.hub import HubCorpus
 from nexus_ablate.data.tasks import CopyCorpus, InductionCorpus, RecallCorpus, TaskCorpus
@@ -20,14 +27,15 @@ __all__ = [
     "TaskCorpus",
     "TokenizedData",
     "Tokenizer",
+    "cached",
     "chain",
-    "default_cache_dir",
     "eval_places",
     "eval_windows",
     "fingerprint_of",
     "hash_tokens",
     "load_tokenizer",
     "prepare",
+    "repeated_text",
     "token_kinds",
     "vocabulary_size",
 ]

@@ -24,7 +24,8 @@ import numpy as np
 
 from nexus_ablate.config.options import Option
 from nexus_ablate.data.batches import eval_windows
-from nexus_ablate.data.corpus import DATA, Corpus, hash_facts, head
+from nexus_ablate.data.corpus import DATA, Corpus, FilesCorpus, hash_facts, head
+from nexus_ablate.data.repeats import Repeats, repeated_share
 from nexus_ablate.data.tokenizer import (
     BPE_TRAINING_CHARACTERS,
     BpeTokenizer,
@@ -37,7 +38,7 @@ from nexus_ablate.data.tokenizer import (
 )
 from nexus_ablate.errors import ConfigError, StorageError
 
-FORMAT = 1
+FORMAT = 2
 TOKENIZER_KEYS = ("tokenizer", "bpe_vocab")
 """The keys of a data option that its corpus doesn't take."""
 
@@ -59,6 +60,7 @@ class TokenizedData:
         tokenizer: Text to ids and back.
         unigram_bpb: Bits per byte of "val" under the add-one frequencies of the training tokens.
         corpus: Where the tokens come from.
+        repeated: Share of the validation text that also stands in the training text, of a text that the user chose.
     """
 
     name: str
@@ -68,6 +70,7 @@ class TokenizedData:
     tokenizer: Tokenizer
     unigram_bpb: float
     corpus: Corpus
+    repeated: float = 0.0
 
     @property
     def vocab_size(self) -> int:
@@ -103,7 +106,7 @@ def prepare(option: Option, cache_dir: Path | None = None, context: int = 128) -
     """
     corpus, make_tokenizer, fingerprint = _identify(option, context)
     root = cache_dir or default_cache_dir()
-    final = root / hash_facts([FORMAT, fingerprint])[:32]
+    final = _directory(root, fingerprint)
     data = _open(final, option.name, corpus)
     if data is None:
         try:
@@ -128,6 +131,35 @@ def _unigram_bpb(train: np.ndarray, val: np.ndarray, token_bytes: np.ndarray) ->
     """Bits per byte of validation tokens under the add-one frequencies of training tokens, both as (V,) counts."""
     bits = -(val @ np.log2((train + 1) / (train.sum() + len(train))))
     return float(bits / max(val @ token_bytes, 1))  # no text at all is refused later
+
+
+def cached(option: Option, context: int = 128) -> TokenizedData | None:
+    """The tokens of a data option in the default cache; None where there are none. Tokenizes and writes nothing.
+
+    Raises:
+        ConfigError: As in `fingerprint_of`.
+    """
+    corpus, _, fingerprint = _identify(option, context)
+    return _open(_directory(default_cache_dir(), fingerprint), option.name, corpus)
+
+
+def repeated_text(option: Option, context: int) -> float:
+    """The share of the validation text that also stands in the training text.
+
+    It is 0 of a text that isn't the user's choice, of one from the Hub that hasn't been tokenized here yet, and of one
+    that can't be read.
+    """
+    try:
+        data, corpus = cached(option, context), _corpus_of(option)
+    except ConfigError:
+        return 0.0
+    if data is not None:
+        return data.repeated
+    return repeated_share(corpus.train_texts(), corpus.val_texts()) if isinstance(corpus, FilesCorpus) else 0.0
+
+
+def _directory(root: Path, fingerprint: str) -> Path:
+    return root / hash_facts([FORMAT, fingerprint])[:32]
 
 
 def fingerprint_of(option: Option, context: int = 128) -> str:
@@ -215,15 +247,20 @@ def _build(
     try:
         tokenizer = make_tokenizer(corpus)
         tokenizer.save(aside)
-        train = _write_tokens(aside / "train.npy", corpus.train_texts(), tokenizer, corpus.token_limit)
-        val = {of: _write_tokens(aside / _val_file(of), texts, tokenizer) for of, texts in _val_sets(corpus).items()}
-        body = {
+        repeats, val_sets, train_texts = Repeats(), _val_sets(corpus), corpus.train_texts()
+        if corpus.chosen_by_user:
+            val_sets["val"] = repeats.validation(val_sets["val"])
+            train_texts = repeats.training(train_texts)
+        val = {of: _write_tokens(aside / _val_file(of), texts, tokenizer) for of, texts in val_sets.items()}
+        train = _write_tokens(aside / "train.npy", train_texts, tokenizer, corpus.token_limit)
+        manifest = {
             "fingerprint": fingerprint,
             "val": list(val),
             "unigram_bpb": _unigram_bpb(train, val["val"], tokenizer.token_bytes),
+            "repeated": repeats.share,
             "files": {path.name: _file_facts(path) for path in sorted(aside.iterdir())},
         }
-        aside.joinpath("manifest.json").write_text(json.dumps({"sha256": hash_facts(body), "body": body}, indent=1))
+        aside.joinpath("manifest.json").write_text(json.dumps(manifest, indent=1))
         for path in aside.iterdir():
             with open(path, "rb") as file:
                 os.fsync(file.fileno())
@@ -284,19 +321,17 @@ def _open(directory: Path, name: str, corpus: Corpus) -> TokenizedData | None:
     """The tokens in a cache directory; None if it is missing or damaged."""
     try:
         manifest = json.loads(directory.joinpath("manifest.json").read_bytes())
-        body = manifest["body"]
-        if manifest["sha256"] != hash_facts(body):
-            return None
-        if any(_file_facts(directory / file) != facts for file, facts in body["files"].items()):
+        if any(_file_facts(directory / file) != facts for file, facts in manifest["files"].items()):
             return None
         return TokenizedData(
             name=name,
-            fingerprint=body["fingerprint"],
+            fingerprint=manifest["fingerprint"],
             train=np.load(directory / "train.npy", mmap_mode="r"),
-            val={val: np.load(directory / _val_file(val), mmap_mode="r") for val in body["val"]},
+            val={val: np.load(directory / _val_file(val), mmap_mode="r") for val in manifest["val"]},
             tokenizer=load_tokenizer(directory),
-            unigram_bpb=body["unigram_bpb"],
+            unigram_bpb=manifest["unigram_bpb"],
             corpus=corpus,
+            repeated=manifest["repeated"],
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import itertools
 import json
 import os
+import shlex
 import sys
 import sysconfig
 import tokenize
@@ -37,6 +39,8 @@ class Corpus(ABC):
     """The vocabulary of `tokenizer=char`, sorted by code point; "": the characters that the text has."""
     scores_answers: bool = False
     """Whether the loss counts only some targets, the `answers`."""
+    chosen_by_user: bool = False
+    """Whether the text is the user's own choice, so that copies in it are worth a warning."""
 
     @abstractmethod
     def check(self, context: int) -> None:
@@ -151,9 +155,11 @@ def _prose() -> Iterator[str]:
 class FilesCorpus(Corpus):
     """The user's files in their order; the last characters are validation.
 
-    A UTF-8 file is one document, with every line end read as `\\n`; of a table, each row of `column` is one. A single
-    text is split as in nanoGPT: `text[:int(n * 0.9)]` and `text[int(n * 0.9):]`.
+    A UTF-8 file is one document, without a byte order mark and with every line end read as `\\n`; of a table, each row
+    of `column` is one. A single text is split as in nanoGPT: `text[:int(n * 0.9)]` and `text[int(n * 0.9):]`.
     """
+
+    chosen_by_user = True
 
     def __init__(self, *, files: list[str], column: str, val_fraction: float) -> None:
         self._paths = [Path(os.path.expanduser(name)) for name in files]
@@ -220,13 +226,43 @@ def head(texts: Iterable[str], characters: int) -> Iterator[str]:
             return
 
 
+_ENCODED = {
+    b"\x1f\x8b": ("gzip", "gunzip -k {path}"),
+    b"\x28\xb5\x2f\xfd": ("zstd", "zstd -d {path}"),
+    b"BZh91AY": ("bzip2", "bunzip2 -k {path}"),
+    b"\xfd7zXZ": ("xz", "unxz -k {path}"),
+    b"PK\x03\x04": ("zip", "unzip {path}"),
+    codecs.BOM_UTF16_LE: ("UTF-16", "iconv -f UTF-16 -t UTF-8 {path} > {stem}.utf8{suffix}"),
+    codecs.BOM_UTF16_BE: ("UTF-16", "iconv -f UTF-16 -t UTF-8 {path} > {stem}.utf8{suffix}"),
+}
+"""How a file begins that is compressed or in another encoding, what that is called, and what makes it UTF-8 text."""
+
+
 def _read_documents(path: Path, column: str) -> list[str]:
-    if is_table(path) and path.is_file():
-        documents = column_texts(path, column)
-        if not documents:
-            raise ConfigError("data.files names a table without text", f"{path}, column {column}", "leave it out")
-        return documents
+    if path.is_file():
+        _check_encoding(path)
+        if is_table(path):
+            documents = column_texts(path, column)
+            if not documents:
+                raise ConfigError("data.files names a table without text", f"{path}, column {column}", "leave it out")
+            return documents
     return [_read_text(path)]
+
+
+def _check_encoding(path: Path) -> None:
+    """Raises:
+    ConfigError: The file is compressed, or text in UTF-16.
+    """
+    try:
+        with open(path, "rb") as file:
+            start = file.read(8)
+    except OSError:
+        return  # said when the whole file is read
+    for beginning, (kind, command) in _ENCODED.items():
+        if start.startswith(beginning):
+            stem, suffix = shlex.quote(str(path.with_suffix(""))), path.suffix
+            fix = command.format(path=shlex.quote(str(path)), stem=stem, suffix=suffix)
+            raise ConfigError(f"data.files takes UTF-8 text, but this file is {kind}", str(path), fix)
 
 
 def _read_text(path: Path) -> str:
@@ -235,7 +271,7 @@ def _read_text(path: Path) -> str:
             names = ",".join(itertools.islice((str(p) for p in sorted(path.glob("*.txt"))), 3))
             fix = f"name its files: data.files=[{names}]" if names else "name its files, or data=hub data.path=FOLDER"
             raise ConfigError("data.files takes files, but this is a directory", str(path), fix)
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
         near = did_you_mean(path.name, [p.name for p in path.parent.glob("*")])
         fix = str(path.with_name(near)) if near else f"a path from {Path.cwd()}"

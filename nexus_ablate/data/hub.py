@@ -6,7 +6,6 @@ import errno
 import hashlib
 import itertools
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -21,8 +20,6 @@ VAL_CHARACTERS = 1_000_000
 PARQUET_ROWS = 10_000
 """Rows of a parquet file that are read at a time."""
 SPLITS = "\"data.split='train[:90%]'\" \"data.val_split='train[90%:]'\""
-_PART = re.compile(r"(\w+)(?:\[(-?\d*)(%?):(-?\d*)(%?)\])?(?:\(\w+\))?")
-"""A part of a split as `datasets` writes it: `train`, `train[:90%]`, `train[1000:-1000]`."""
 _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
 
 
@@ -36,6 +33,8 @@ class HubCorpus(Corpus):
 
     A local directory is identified by its content, a Hub data set by its name and revision.
     """
+
+    chosen_by_user = True
 
     def __init__(
         self,
@@ -140,12 +139,14 @@ class HubCorpus(Corpus):
         that it keeps is named by the content, since it would recognize changed files by their modification time alone.
         """
         from datasets import config, load_dataset
+        from datasets.data_files import FILES_TO_IGNORE
 
         path = str(self._local.resolve())
         copy = Path(config.HF_DATASETS_CACHE) / f"content-{hash_facts(self._content)[:32]}"
         keys: dict[str, Any] = {"name": name, "cache_dir": str(copy)}
-        shards = [file for file in self._local_files if file.suffix.lower() == ".parquet"]
-        if shards and len(shards) == len([file for file in self._local_files if is_table(file)]):
+        tables = [file for file in self._local_files if is_table(file) and file.name not in FILES_TO_IGNORE]
+        shards = [file for file in tables if file.suffix.lower() == ".parquet"]
+        if shards and shards == tables:
             self._require_column(shards)
             # Shards may differ in their other columns, and the default size of a batch is that of a file's first group
             # of rows, which is 0 in a shard without rows.
@@ -195,25 +196,8 @@ class HubCorpus(Corpus):
 
 
 def may_overlap(split: str, other: str) -> bool:
-    """Whether two splits of a data set, `train[:90%]+extra`, may have a document in common.
-
-    A slice in percent and one in documents may, because the number of documents is not known.
-    """
-    for one, another in itertools.product(split.split("+"), other.split("+")):
-        a, b = _PART.fullmatch(one.strip()), _PART.fullmatch(another.strip())
-        if one == another or "all" in (one, another):
-            return True
-        if a is None or b is None or a[1] != b[1]:
-            continue
-        (low, high, unit), (other_low, other_high, other_unit) = _slice(a), _slice(b)
-        if unit != other_unit or max(low, other_low) < min(high, other_high):
+    """Whether a part of one split is one of the other, or all of what that is cut from: `train` and `train[:10%]`."""
+    for part, another in itertools.product(split.split("+"), other.split("+")):
+        if part in (another, another.partition("[")[0]) or another == part.partition("[")[0]:
             return True
     return False
-
-
-def _slice(part: re.Match[str]) -> tuple[int, int, str]:
-    """First and end of a slice, and `%` if in percent; else in documents, of more than there are in any data set."""
-    unit = part[3] or part[5] or ""
-    whole = 100 if unit else 10**15
-    first, end = (int(text) if text not in (None, "", "-") else rest for text, rest in ((part[2], 0), (part[4], whole)))
-    return first + whole * (first < 0), end + whole * (end < 0), unit

@@ -1,4 +1,4 @@
-"""Documents in a column of a table: .parquet, .jsonl, .csv and .tsv files, read by pandas."""
+"""Documents in a column of a table: .parquet, .json, .jsonl, .ndjson, .csv and .tsv files, read by pandas."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nexus_ablate.errors import ConfigError, did_you_mean
 if TYPE_CHECKING:
     import pandas as pd
 
-SUFFIXES = (".parquet", ".jsonl", ".csv", ".tsv")
+SUFFIXES = (".parquet", ".json", ".jsonl", ".ndjson", ".csv", ".tsv")
 
 
 def is_table(path: Path) -> bool:
@@ -30,7 +30,8 @@ def column_texts(path: Path, column: str) -> list[str]:
         table = _read(path)
     except (ValueError, TypeError, OSError) as error:  # pandas' and Arrow's errors about content are ValueErrors
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"{path.name} cannot be read as {path.suffix[1:]}", reason, "name a whole file") from error
+        fix = 'a list of objects such as {"text": "..."}, or one per line' if _is_json(path) else "name a whole file"
+        raise ConfigError(f"{path.name} cannot be read as {path.suffix[1:]}", reason, fix) from error
     columns = [str(name) for name in table.columns]
     if not columns:
         raise ConfigError(f"{path.name} has no rows", str(path), "name a file with documents")
@@ -52,19 +53,32 @@ def _read(path: Path) -> pd.DataFrame:
     kind = path.suffix.lower()
     if kind == ".parquet":
         return pd.read_parquet(path)
-    if kind == ".jsonl":
-        # pandas would read a text that looks like a date or a number as one.
-        with open(path, encoding="utf-8-sig") as lines:
-            rows = [json.loads(line) for line in lines if line.strip()]
-        if not all(isinstance(row, dict) for row in rows):
-            raise ValueError('a line is no object such as {"text": "..."}')
-        return pd.DataFrame.from_records(rows)
+    if _is_json(path):
+        return pd.DataFrame.from_records(_objects(path.read_text(encoding="utf-8-sig")))
     separator = "\t" if kind == ".tsv" else ","
     # Every cell is text: "NA" and "1.0" in a document must not become a missing value or a number.
     table = pd.read_csv(path, sep=separator, dtype=str, keep_default_na=False, encoding="utf-8-sig")
     if not isinstance(table.index, pd.RangeIndex):  # pandas takes the surplus for an index and shifts the columns
         raise ValueError("rows have more fields than the header; quote fields that hold a separator")
     return table
+
+
+def _is_json(path: Path) -> bool:
+    return path.suffix.lower() in (".json", ".jsonl", ".ndjson")
+
+
+def _objects(text: str) -> list[dict[str, object]]:
+    """The rows of a JSON file: a list of objects, or one object per line.
+
+    pandas would read a text that looks like a date or a number as one.
+    """
+    if text.lstrip().startswith("["):
+        rows = json.loads(text)
+    else:
+        rows = [json.loads(line) for line in text.split("\n") if line.strip()]
+    if not all(isinstance(row, dict) for row in rows):
+        raise ValueError('a row is no object such as {"text": "..."}')
+    return rows
 
 
 def _texts(values: list[object], path: Path, column: str) -> Iterator[str]:

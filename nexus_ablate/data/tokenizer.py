@@ -243,7 +243,7 @@ def read_tokenizer_file(path: Path) -> str:
         ConfigError: There is no readable file.
     """
     try:
-        return (path / FILE_NAME if path.is_dir() else path).read_text(encoding="utf-8")
+        return (path / FILE_NAME if path.is_dir() else path).read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
         if path.name == str(path) and not path.suffix:  # a word, not a path
             raise unknown("data.tokenizer is neither a tokenizer nor a file", str(path), TRAINED) from error
@@ -269,9 +269,25 @@ def parse_tokenizer(source: str, name: str) -> Tokenizer:
     kind = facts.get("type") if isinstance(facts, dict) else None
     if kind == "bytes":
         return ByteTokenizer()
-    if kind == "char" and isinstance(facts.get("characters"), str):
-        return CharTokenizer(facts["characters"])
+    if kind == "char":
+        return CharTokenizer(_characters(facts.get("characters"), name))
     return FileTokenizer(source, name)
+
+
+def _characters(characters: object, name: str) -> str:
+    """The vocabulary in a tokenizer.json of characters.
+
+    Raises:
+        ConfigError: It isn't a text of different characters in the order of their code points.
+    """
+    try:
+        if isinstance(characters, str) and characters and characters == "".join(sorted(set(characters))):
+            _code_points(characters)
+            return characters
+    except UnicodeEncodeError:  # half of a pair of surrogates
+        pass
+    problem = "data.tokenizer is not a vocabulary of sorted characters"
+    raise ConfigError(problem, f"{name}: {characters!r:.60}", _OTHERS)
 
 
 def token_kinds(tokenizer: Tokenizer) -> dict[str, set[int]]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from dataclasses import dataclass
 
 from nexus_ablate.config.run_config import RunConfig
-from nexus_ablate.data import default_cache_dir, fingerprint_of, vocabulary_size
+from nexus_ablate.data import cached, vocabulary_size
 from nexus_ablate.errors import ConfigError
-from nexus_ablate.plain_data import UNREADABLE, strict_loads
 
 MEASURED_SECONDS = 1.0
 START_SECONDS = 2.0  # for start-up, checkpoints and the last evaluation of a small run
@@ -50,17 +48,11 @@ def cost_of(config: RunConfig) -> Cost:
 
 def text_tokens(config: RunConfig) -> int | None:
     """Training tokens of the text; None if there is no text, or it has not been tokenized on this machine yet."""
-    import numpy as np
-
     try:
-        fingerprint = fingerprint_of(config.data, config.model.context)
+        data = cached(config.data, config.model.context)
     except ConfigError:
         return None  # `explain` and `plan` work without the data; a launch refuses
-    for manifest in default_cache_dir().glob("*/manifest.json"):
-        with contextlib.suppress(OSError, *UNREADABLE):
-            if strict_loads(manifest.read_text(encoding="utf-8"))["body"]["fingerprint"] == fingerprint:
-                return len(np.load(manifest.with_name("train.npy"), mmap_mode="r"))
-    return None
+    return None if data is None else len(data.train)
 
 
 def vocabulary(config: RunConfig) -> int:

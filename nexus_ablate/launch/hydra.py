@@ -24,11 +24,11 @@ from nexus_ablate.config.override_syntax import quoted
 from nexus_ablate.config.overrides import check_overrides
 from nexus_ablate.errors import ConfigError, require_module, unknown
 from nexus_ablate.gpus import gpu_of_worker
-from nexus_ablate.launch.jobs import Job
+from nexus_ablate.launch.job_progress import JobProgress
+from nexus_ablate.launch.jobs import Job, JobResult
 from nexus_ablate.launch.local import Worker
-from nexus_ablate.launch.progress import JobProgress
 from nexus_ablate.launch.slurm import refuse_secrets
-from nexus_ablate.launch.worker import JobResult, Task
+from nexus_ablate.launch.worker import Task
 from nexus_ablate.training.signals import StopRequest
 
 PACKAGES = {
@@ -77,7 +77,10 @@ class HydraLauncher:
         """
         if "submitit" in self.name:
             refuse_secrets(text for job in jobs for text in job.overrides)
-        progress.queued(len(jobs), f"hydra/launcher={self.name}", paced=False)
+        progress.queued(
+            len(jobs),
+            f"hydra/launcher={self.name}",
+        )
         tasks = {}
         for job in jobs:
             runs_dir = f"runs_dir={quoted(job.path.absolute().parents[2])}"  # jobs may have another working directory
@@ -201,4 +204,4 @@ def result_from(job: Job, returned: Any) -> JobResult:
     state, reason = job.state()
     if returned is not None and state == "missing":
         return JobResult(errors.BUG, f"it never started: {errors.described(returned._return_value)}")
-    return JobResult(job.exit_status, reason or NO_REASON.get(state, ""))
+    return JobResult(job.result().status, reason or NO_REASON.get(state, ""))

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nexus_ablate import errors
+from nexus_ablate.config.evaluations import evaluation_name, evaluation_of
 from nexus_ablate.config.grammar import show
-from nexus_ablate.config.options import Option, evaluation_name, evaluation_of
+from nexus_ablate.config.options import Option
 from nexus_ablate.config.override_syntax import quoted
 from nexus_ablate.config.resolve import changed
 from nexus_ablate.config.run_config import RunConfig
@@ -17,11 +18,11 @@ from nexus_ablate.console import several
 from nexus_ablate.data import fingerprint_of
 from nexus_ablate.errors import ConfigError, UserError
 from nexus_ablate.gpus import on_gpu
-from nexus_ablate.launch.arms import Configs, budget
+from nexus_ablate.launch.arm_configs import Configs, budget
 from nexus_ablate.provenance import code_of, differ, differing_files
 from nexus_ablate.runs import SETTLED, arm_name, effective_state, has_status, read_status, read_summary, run_path
 from nexus_ablate.runs.naming import BASELINE
-from nexus_ablate.runs.record import read_env
+from nexus_ablate.runs.reading import read_env
 from nexus_ablate.study.arm_overrides import merged
 from nexus_ablate.study.study import WORTH_ARMS, Study
 from nexus_ablate.training.device import compiles_on_cpu
@@ -29,6 +30,23 @@ from nexus_ablate.training.session import code_for, identity_of
 
 STATUS = {"finished": errors.OK, "diverged": errors.DIVERGED, "failed": errors.BUG, "running": errors.ALIVE}
 """The exit status of each state; any other run can be resumed, or has not begun."""
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """How a job ended.
+
+    Attributes:
+        status: The exit status that the run would have on its own.
+        reason: Why the status is not 0.
+        path: The run directory, if it is not the job's (`rerun=on` makes a new one).
+        warnings: What the run warned of, where nobody has seen it.
+    """
+
+    status: int
+    reason: str = ""
+    path: Path | None = None
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,11 +70,6 @@ class Job:
     overrides: list[str]
     config: RunConfig
 
-    @property
-    def conditions(self) -> dict[str, str]:
-        """What env.json says besides about the run."""
-        return {"arm": self.arm}
-
     def state(self) -> tuple[str, str]:
         """The run's effective state and its reason; `missing` if there is no run."""
         if not has_status(self.path):
@@ -68,15 +81,14 @@ class Job:
             return "failed", f"{error.problem}: {error.got}; {error.fix}"
         return effective_state(status, self.path), status.get("reason") or ""
 
-    @property
-    def exit_status(self) -> int:
-        """The exit status that the run has on its own: of a failed run as recorded, 75 of one that can be resumed."""
-        state, _ = self.state()
+    def result(self) -> JobResult:
+        """The result that the run has on its own: of a failed one as recorded; status 75 if it can be resumed."""
+        state, reason = self.state()
         recorded = None
         if state == "failed":
             with suppress(UserError):  # a damaged run
                 recorded = read_status(self.path).get("exit_status")
-        return recorded or STATUS.get(state, errors.PREEMPTED)
+        return JobResult(recorded or STATUS.get(state, errors.PREEMPTED), reason)
 
     @property
     def lacks_evaluations(self) -> bool:

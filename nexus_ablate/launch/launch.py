@@ -19,14 +19,14 @@ from nexus_ablate.config.rules import check_vocabulary
 from nexus_ablate.console import nearer, several
 from nexus_ablate.data import prepare
 from nexus_ablate.errors import ConfigError
-from nexus_ablate.launch.arms import Configs, resolve
+from nexus_ablate.launch.arm_configs import Configs, resolve
+from nexus_ablate.launch.job_progress import JobProgress
 from nexus_ablate.launch.jobs import Job, another_name, jobs, missing, refuse_other_runs
-from nexus_ablate.launch.progress import JobProgress
-from nexus_ablate.launch.worker import JobResult
+from nexus_ablate.launch.states import RUN_LIST
 from nexus_ablate.masking import mask
 from nexus_ablate.measure.regime import check_passes
 from nexus_ablate.provenance import source_hash
-from nexus_ablate.runs import make_directory
+from nexus_ablate.runs import atomic_write_text, make_directory
 from nexus_ablate.runs.files import remove_empty, storage
 from nexus_ablate.runs.lookup import DEFAULT
 from nexus_ablate.runs.ownership import release, take_lock
@@ -44,7 +44,10 @@ class Backend(Protocol):
     """Runs jobs: `LocalPool`, `Slurm` or `HydraLauncher`. What became of a run is in its directory."""
 
     def run(self, jobs: list[Job], progress: JobProgress) -> str:
-        """Run the jobs, or hand them over to a queue, and report each one. Returns the stop signal, or ''."""
+        """Run the jobs, or hand them over to a queue. Returns the stop signal, or ''.
+
+        Reports `progress.queued` once, then `began` and `ended` of each job.
+        """
         ...
 
 
@@ -90,12 +93,13 @@ def launch(
     settings = [plan(setting, launch_overrides, add_seeds) for setting in settings_of(study)]
     for planned in settings:
         prepare_data(planned)
-    fixed = [_fixed(planned) for planned in settings]
+    for planned in settings:
+        _fix(planned)
     place = settings[0].folder.with_name(study.name)
     name = shlex.quote(study.name if place.parent == DEFAULT else nearer(place))
     statuses = []
-    for planned in fixed:
-        is_last = planned is fixed[-1]
+    for planned in settings:
+        is_last = planned is settings[-1]
         statuses.append(_run(planned, launch_overrides, backend, retry_failed, seeds, name if is_last else ""))
         if statuses[-1] == errors.PREEMPTED:
             return errors.PREEMPTED
@@ -212,8 +216,8 @@ def prepare_data(planned: Planned) -> None:
                 check_vocabulary(config, text.vocab_size)
 
 
-def _fixed(planned: Planned) -> Planned:
-    """Write study.yaml, or check that another launch has not written another study since.
+def _fix(planned: Planned) -> None:
+    """Write study.yaml and the list of runs, or check that another launch has not written another study since.
 
     Raises:
         UserError: It has, or the disk refuses.
@@ -224,7 +228,8 @@ def _fixed(planned: Planned) -> Planned:
             refuse_change(launched, planned.study)
         if launched != planned.study:
             save(planned.study, planned.folder)
-    return planned
+        runs = "".join(f"{job.path.relative_to(planned.folder)}\n" for job in planned.jobs)
+        atomic_write_text(planned.folder / RUN_LIST, runs)
 
 
 @contextmanager
@@ -270,15 +275,12 @@ def _run(
     waiting = missing(chosen, retry_failed)
     ended = [job for job in chosen if job not in waiting]
     for job in ended:
-        progress.already_ended(job, JobResult(job.exit_status, job.state()[1]))
+        progress.already_ended(job, job.result())
     _say_of_other_arithmetic(ended, launch_overrides, progress)
-    stopped = ""
-    while waiting and not stopped:
-        for job in waiting:
-            progress.statuses[job.path] = errors.PREEMPTED
-        stopped = backend.run(waiting, progress)
-        waiting = [job for job in missing(chosen, retry_failed) if job.path not in progress.statuses]
-    progress.end(stopped, chosen, compare)
+    for job in waiting:
+        progress.statuses[job.path] = errors.PREEMPTED
+    stopped = backend.run(waiting, progress) if waiting else ""
+    progress.end(stopped, compare)
     return errors.PREEMPTED if stopped else progress.status
 
 

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from multiprocessing import connection, get_context
 from multiprocessing.context import SpawnProcess
@@ -20,9 +20,9 @@ from nexus_ablate import errors
 from nexus_ablate.console import several
 from nexus_ablate.errors import AlreadyRunning
 from nexus_ablate.gpus import gpu_of_worker, visible_gpus
-from nexus_ablate.launch.jobs import Job
-from nexus_ablate.launch.progress import JobProgress
-from nexus_ablate.launch.worker import JobResult, Task, reset_peak_memory, work
+from nexus_ablate.launch.job_progress import JobProgress
+from nexus_ablate.launch.jobs import Job, JobResult
+from nexus_ablate.launch.worker import Task, reset_peak_memory, work
 from nexus_ablate.masking import mask
 from nexus_ablate.runs import append_log, atomic_write_json, has_status, make_directory, read_status
 from nexus_ablate.runs.files import storage
@@ -184,7 +184,7 @@ class LocalPool:
     limit: float = math.inf
 
     def run(self, jobs: list[Job], progress: JobProgress) -> str:
-        """Run every job. One that another process is training is tried once more after all others.
+        """Run every job.
 
         Returns:
             The stop signal, or ''. After a stop signal every running job was saved, with the status 75.
@@ -212,36 +212,19 @@ class LocalPool:
             finally:
                 idle.put(worker)
 
-        with StopRequest() as stop, progress.live(), ThreadPoolExecutor(places.workers) as threads:
+        with StopRequest() as stop, ThreadPoolExecutor(places.workers) as threads:
             try:
-                elsewhere = _report({threads.submit(train, job): job for job in jobs}, progress, errors.ALIVE)
-                _report({threads.submit(train, job): job for job in elsewhere}, progress)
+                trained = {threads.submit(train, job): job for job in jobs}
+                for future in as_completed(trained):
+                    result = future.result()
+                    if result is not None:
+                        progress.ended(trained[future], result)
             finally:
                 is_over = True
             for worker in workers:
                 worker.close()
             stop.obeyed = bool(stop.signal_name)
             return stop.signal_name
-
-
-def _report(futures: dict[Future[JobResult | None], Job], progress: JobProgress, again: int | None = None) -> list[Job]:
-    """Report each job when it begins and ends. Returns those with the exit status `again`, which are not reported."""
-    kept = []
-    while futures:
-        done, _ = wait(futures, POLL_SECONDS, FIRST_COMPLETED)
-        for future, job in list(futures.items()):
-            if future.running():
-                progress.began(job)
-            if future not in done:
-                continue
-            del futures[future]
-            result = future.result()
-            if result is not None and result.status == again:
-                kept.append(job)
-            elif result is not None:
-                progress.ended(job, result)
-        progress.tick()
-    return kept
 
 
 def mark_failed(path: Path, reason: str) -> None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.overrides import check_overrides
 from nexus_ablate.errors import ConfigError
-from nexus_ablate.launch.arms import arm_key
+from nexus_ablate.launch.arm_configs import arm_key
 from nexus_ablate.launch.launch import Backend, launch
 from nexus_ablate.runs import arm_name
 from nexus_ablate.study.arm_overrides import key_of, merged, says_how

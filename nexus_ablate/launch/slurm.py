@@ -5,7 +5,9 @@ SLURM then runs them. The same command again submits what is missing by then.
 
 from __future__ import annotations
 
+import shlex
 import shutil
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,42 +17,53 @@ from typing import Any
 from nexus_ablate import errors
 from nexus_ablate.errors import ConfigError, require_module
 from nexus_ablate.launch import slurm_queue
-from nexus_ablate.launch.jobs import Job
+from nexus_ablate.launch.job_progress import JobProgress
+from nexus_ablate.launch.jobs import Job, JobResult
 from nexus_ablate.launch.local import mark_failed
-from nexus_ablate.launch.progress import JobProgress
-from nexus_ablate.launch.slurm_job import REQUEUES, SlurmTask
+from nexus_ablate.launch.slurm_job import REQUEUES, SlurmTask, announcement
 from nexus_ablate.launch.slurm_queue import FOLDER, ask_slurm, entries_of, no_answer
-from nexus_ablate.launch.worker import JobResult, Task
+from nexus_ablate.launch.worker import Task
 from nexus_ablate.masking import mask
 from nexus_ablate.provenance import git_state, source_hash
 from nexus_ablate.runs import atomic_write_json, make_directory
 from nexus_ablate.runs.files import storage
 from nexus_ablate.runs.ownership import LIVE, release, take_lock
 
+REPLACED_BY = {"mem-per-cpu": "mem", "mem-per-gpu": "mem", "cpus-per-gpu": "cpus-per-task"}
+"""The option that sbatch does not take beside another one."""
 LONGEST_ARRAY = 1000
 """Jobs: SLURM's own limit (MaxArraySize) is 1001 unless the cluster says otherwise."""
 
 
 @dataclass(frozen=True)
 class Slurm:
-    """A SLURM cluster, and the resources of each run in its terms; '' uses the cluster's default.
+    """A SLURM cluster, and the resources of each run in its terms.
 
     Attributes:
         time: Minutes until the job is requeued; its run then resumes.
-        mem_gb: GiB of memory.
+        mem_gb: GiB of memory, unless `sbatch` sets the memory per core or GPU.
+        cpus: Cores, unless `sbatch` sets the cores per GPU.
         parallel: Largest number of concurrent jobs.
-        sbatch: Other options of sbatch, by their long names.
+        sbatch: Other options of sbatch, by their long names; '' for one without a value.
+        setup: Lines of the job's script before the run: `module load cuda`.
         retry_failed: Submit runs whose job crashed (out of memory, in native code) again.
     """
 
-    partition: str = ""
     time: int = 240
     mem_gb: int = 16
     cpus: int = 4
-    gres: str = "gpu:1"
     parallel: int = 256
     sbatch: dict[str, str] = field(default_factory=dict)
+    setup: tuple[str, ...] = ()
     retry_failed: bool = False
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Every option of sbatch."""
+        options = {"time": str(self.time), "mem": f"{self.mem_gb}G", "cpus-per-task": str(self.cpus)}
+        for name in self.sbatch:
+            options.pop(REPLACED_BY.get(name, ""), None)
+        return options | self.sbatch
 
     def check(self) -> None:
         """Let SLURM check the resources, without submitting a job.
@@ -63,15 +76,10 @@ class Slurm:
             if shutil.which(command) is None:
                 fix = "run it on a node of the cluster; without --launcher the jobs run on this machine"
                 raise ConfigError("--launcher slurm needs SLURM's commands", f"{command} is not installed", fix)
-        options = {
-            "partition": self.partition,
-            "gres": self.gres,
-            "time": str(self.time),
-            "mem": f"{self.mem_gb}G",
-            "cpus-per-task": str(self.cpus),
-            **self.sbatch,
-        }
-        flags = [f"--{name}={value}" for name, value in options.items() if value]
+        for name in ("nodes", "ntasks", "ntasks-per-node"):
+            if self.sbatch.get(name, "1") != "1":
+                raise ConfigError("a job trains one run in one process", f"{name}={self.sbatch[name]}", f"{name}=1")
+        flags = [f"--{name}={value}" if value else f"--{name}" for name, value in self.options.items()]
         answer = ask_slurm(["sbatch", "--test-only", *flags, "--wrap=true"])
         if answer.returncode:
             lines = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in answer.stderr.splitlines()]
@@ -79,6 +87,8 @@ class Slurm:
             if "contact" in why or "timed out" in why.lower():  # the controller, not the resources
                 raise no_answer("sbatch", why)
             fix = "request what the cluster has: `nexus-ablate doctor` lists its partitions and GPUs"
+            if "node configuration" in why:
+                fix = "--mem-gb, --cpus and --gres of a node that exists: `nexus-ablate doctor` lists them"
             raise ConfigError(f"SLURM refuses these resources: {why}", " ".join(flags), fix)
 
     def run(self, jobs: list[Job], progress: JobProgress) -> str:
@@ -125,18 +135,17 @@ class Slurm:
         folder = (study_folder / FOLDER / stamp).absolute()
         make_directory(folder, study_folder.parent.absolute())
         SlurmExecutor._make_submission_command = _limited_sbatch  # submitit waits for its own without end
-        executor = submitit.AutoExecutor(folder, cluster="slurm", slurm_max_num_timeout=REQUEUES)
-        chosen = {"slurm_partition": self.partition, "slurm_gres": self.gres}
+        executor = submitit.AutoExecutor(
+            folder, cluster="slurm", slurm_max_num_timeout=REQUEUES, slurm_python=python_that_waits()
+        )
         executor.update_parameters(
-            name=f"nexus-{study_folder.name}"[:60],
+            name=self.sbatch.get("job-name", f"nexus-{study_folder.name}"[:60]),
             timeout_min=self.time,
-            mem_gb=self.mem_gb,
-            cpus_per_task=self.cpus,
             slurm_signal_delay_s=min(120, self.time * 60 // 4),
             slurm_array_parallelism=self.parallel,
-            slurm_additional_parameters=self.sbatch,
+            slurm_additional_parameters={name: value or True for name, value in self.options.items()},
+            slurm_setup=[*self.setup],
             stderr_to_stdout=True,
-            **{name: value for name, value in chosen.items() if value},
         )
         tasks = [SlurmTask(Task.of(job, {}), folder) for job in jobs]
         try:
@@ -151,6 +160,16 @@ class Slurm:
         submission["jobs"] = dict(zip(names, paths, strict=True))
         atomic_write_json(folder / "submission.json", submission)
         return names[0].partition("_")[0] + (f" (array of {len(names)})" if len(names) > 1 else "")
+
+
+def python_that_waits() -> str:
+    """The command for Python that ignores the announcement of a preemption until submitit handles it.
+
+    Until then it would end the process, and SLURM would call the job failed; a job that ignores it is requeued by
+    SLURM at the end of its grace time.
+    """
+    number = announcement().name.removeprefix("SIG")
+    return f"""sh -c 'trap "" {number}; exec "$0" "$@"' {shlex.quote(sys.executable)}"""
 
 
 def _limited_sbatch(self: Any, submission_file_path: Path) -> list[str]:

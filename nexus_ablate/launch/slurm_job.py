@@ -17,9 +17,10 @@ from typing import Any
 
 from nexus_ablate import errors
 from nexus_ablate.errors import AGAIN, Preempted, UserError
+from nexus_ablate.launch.jobs import JobResult
 from nexus_ablate.launch.slurm_queue import ask_slurm
-from nexus_ablate.launch.worker import JobResult, Task, result_of
-from nexus_ablate.masking import masked_streams
+from nexus_ablate.launch.worker import Task, result_of
+from nexus_ablate.masking import masked_output
 from nexus_ablate.runs import atomic_write_json
 from nexus_ablate.runs.ownership import now
 from nexus_ablate.training.signals import StopRequest
@@ -62,14 +63,14 @@ def restarts() -> int:
     return int(os.environ.get("SLURM_RESTART_COUNT") or 0)
 
 
-@masked_streams()
+@masked_output()
 def train_in_job(task: Task) -> JobResult:
     """Train in this process. If the cluster preempts the job, it is requeued and this function never returns."""
     stop = StopRequest(("SIGTERM", announcement().name), stop_outside_of_training)  # submitit's handlers come back
     try:
         with stop:
             return task.train()
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         ended: BaseException = error
         if stop.signal_name:  # what was interrupted, such as a plugin's import, may have made another error of it
             ended = stopped_by(stop.signal_name)

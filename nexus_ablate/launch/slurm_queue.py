@@ -14,7 +14,7 @@ from pathlib import Path
 
 from nexus_ablate.errors import UserError
 from nexus_ablate.runs.formats import JobAnswer, SubmissionRecord
-from nexus_ablate.runs.record import read_document
+from nexus_ablate.runs.reading import read_document
 
 FOLDER = ".slurm"
 ANSWER_SECONDS = 30
@@ -43,7 +43,8 @@ class Entry:
 
     @property
     def is_live(self) -> bool:
-        return bool(self.state) and self.state not in ENDED
+        """Whether it waits or runs. One that is COMPLETING has ended; on a dead node it stays so for ever."""
+        return self.state not in ("", "COMPLETING", *ENDED)
 
     @property
     def has_crashed(self) -> bool:

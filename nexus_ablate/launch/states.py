@@ -13,19 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 from nexus_ablate.console import UNLIMITED, duration, grid, nearer, size_text, without_shared
 from nexus_ablate.errors import UserError
-from nexus_ablate.runs import effective_state, find_runs, read_status, read_summary
+from nexus_ablate.runs import effective_state, find_runs, has_status, read_status, read_summary
 from nexus_ablate.runs.lookup import id_of, seed_of
 from nexus_ablate.runs.naming import BASELINE
 from nexus_ablate.runs.ownership import LIVE
-from nexus_ablate.runs.record import last_row, read_config
-from nexus_ablate.study.definition import folders_of
-from nexus_ablate.study.record import load
-from nexus_ablate.study.study import WORTH_ARMS
+from nexus_ablate.runs.reading import last_row, read_config, read_text, setting_folders
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 LOSS = "val/loss"
+RUN_LIST = "runs.txt"
+"""The file in a study's folder with the runs that its launch has to train, one directory per line."""
 TROUBLED = ("failed", "diverged", "lost", "preempted")
 """States of runs that did not succeed."""
 COLOURS = {"finished": "green", "running": "cyan", "created": "cyan", "failed": "red", "diverged": "yellow"} | dict(
@@ -78,31 +77,20 @@ class Line:
 
 
 def read_lines(dirs: Iterable[Path]) -> tuple[list[Line], int]:
-    """One line per run in the directories, and how many runs their studies plan that have no directory yet.
+    """One line per run in the directories, and how many runs their studies list that have not begun.
 
     Args:
         dirs: As for `find_runs`; also a study with settings, which has no folder of its own.
 
     Raises:
-        UserError: A directory does not exist, or a study.yaml is damaged.
+        UserError: A directory does not exist, or a list of runs cannot be read.
     """
-    dirs = [folder for path in dirs for folder in folders_of(path)]
+    folders = {folder.resolve() for path in dirs for folder in setting_folders(path)}
     lines = [read_line(path) for path in find_runs(dirs)]
     lines.sort(key=lambda line: (line.study, line.folder != BASELINE, line.folder, line.seed or 0))
-    studies = {*dirs, *(file.parent for parent in dirs for file in parent.glob("*/study.yaml"))}
-    return lines, sum(_missing(folder, lines) for folder in studies if not folder.is_symlink())
-
-
-def _missing(folder: Path, lines: list[Line]) -> int:
-    """How many runs a study plans that have no directory yet; 0 for a folder that is no study."""
-    place = Path(os.path.abspath(folder))  # `..` has no name of its own
-    study = load(place)
-    if study is None:
-        return 0
-    arms = 1 + len(study.arms) + len(WORTH_ARMS) * study.worth
-    planned = arms * max(1, len(study.rates(1.0))) * len(study.seeds)
-    begun = {(line.folder, line.seed) for line in lines if Path(os.path.abspath(line.path)).parents[1] == place}
-    return max(0, planned - sum(seed in study.seeds for _, seed in begun))
+    folders |= {file.parent.resolve() for folder in folders for file in folder.glob(f"*/{RUN_LIST}")}
+    listed = [folder / name for folder in folders for name in (read_text(folder / RUN_LIST) or "").splitlines()]
+    return lines, sum(not has_status(path) for path in listed)
 
 
 def read_line(path: Path) -> Line:
@@ -131,10 +119,12 @@ def table(lines: list[Line], width: int = UNLIMITED, limit: int | None = None, i
 
     Args:
         width: Columns of the terminal; arms' names are shortened to fit.
-        limit: Most rows: running runs come first, then failed ones, then the last to end.
+        limit: Most rows: those of running runs, then of the last to end.
         ids: Show the runs' ids and disk use.
     """
-    shown = lines if limit is None else _most_urgent(lines, limit)
+    shown = lines
+    if limit is not None:
+        shown = sorted(lines, key=lambda line: (line.state not in LIVE, line.age_seconds or 0.0))[:limit]
     arms: dict[str, list[str]] = {}
     for line in lines:
         arms.setdefault(line.study, []).append(line.folder)
@@ -162,17 +152,6 @@ def table(lines: list[Line], width: int = UNLIMITED, limit: int | None = None, i
     rows = [[*compress(row, used)] for row in rows]
     left, leave = ("id", "study", "state"), ("disk", "age", "left", "step")
     return grid([*compress(heads, used)], rows, width, left, coloured=("state", COLOURS), leave=leave)
-
-
-def _most_urgent(lines: list[Line], limit: int) -> list[Line]:
-    """The lines to show of too many, in their order: running runs, then failed ones, then the last to end."""
-    ranks = dict.fromkeys(LIVE, 0) | dict.fromkeys(TROUBLED, 1) | {"finished": 2}
-
-    def urgency(place: int) -> tuple[int, float]:
-        return ranks[lines[place].state], lines[place].age_seconds or 0.0
-
-    most_urgent = sorted(range(len(lines)), key=urgency)[:limit]
-    return [lines[place] for place in sorted(most_urgent)]
 
 
 def troubles(lines: list[Line]) -> list[str]:

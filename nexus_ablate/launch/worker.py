@@ -17,28 +17,11 @@ from typing import Any
 from nexus_ablate import errors
 from nexus_ablate.config.plugins import VARIABLE as PLUGINS
 from nexus_ablate.errors import AGAIN, ConfigError
-from nexus_ablate.launch.jobs import Job
-from nexus_ablate.masking import masked_streams
+from nexus_ablate.launch.jobs import Job, JobResult
+from nexus_ablate.masking import masked_output
 from nexus_ablate.provenance import source_hash
 from nexus_ablate.runs.lookup import id_of
 from nexus_ablate.study.arm_overrides import merged
-
-
-@dataclass(frozen=True)
-class JobResult:
-    """How a job ended.
-
-    Attributes:
-        status: The exit status that the run would have on its own.
-        reason: Why the status is not 0.
-        path: The run directory, if it is not the job's (`rerun=on` makes a new one).
-        warnings: What the run warned of, where nobody has seen it.
-    """
-
-    status: int
-    reason: str = ""
-    path: Path | None = None
-    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,7 +47,7 @@ class Task:
         """The task of a job; `settings` are further overrides, for how it is carried out."""
         overrides = merged(job.overrides, [*settings])
         plugins = os.environ.get(PLUGINS, "")
-        return cls(overrides, job.folder, job.path, job.conditions | conditions, source_hash(), plugins)
+        return cls(overrides, job.folder, job.path, {"arm": job.arm} | conditions, source_hash(), plugins)
 
     def train(self, warned: Callable[[str], None] | None = None) -> JobResult:
         """Train the run in this process.
@@ -123,33 +106,31 @@ def work(pipe: connection.Connection, threads: int | None, gpu: str | None, log:
     for number in (signal.SIGINT, signal.SIGHUP):  # they reach the whole process group; the driver handles them
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_stop_with_driver, daemon=True).start()
-    if log is not None:
-        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-        for stream in (sys.stdout, sys.stderr):
-            os.dup2(descriptor, stream.fileno())
     if threads is not None:
         for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
             os.environ[variable] = str(threads)
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+    for variable in ("WANDB_SWEEP_ID", "WANDB_RUN_ID"):  # of an agent that started the study: its one run is not ours
+        os.environ.pop(variable, None)
 
     from nexus_ablate.training.device import share_cores_politely
 
     share_cores_politely()
-    while True:
-        try:
-            task: Task = pipe.recv()
-        except EOFError:
-            return
-        warnings: list[str] = []
-        with masked_streams():
+    with masked_output(log):
+        while True:
+            try:
+                task: Task = pipe.recv()
+            except EOFError:
+                return
+            warnings: list[str] = []
             try:
                 result = task.train(None if log is None else warnings.append)
-            except (Exception, SystemExit) as error:
+            except BaseException as error:
                 result = result_of(error)
-        gc.collect()
-        reset_peak_memory()
-        pipe.send(replace(result, warnings=tuple(warnings)))
+            gc.collect()
+            reset_peak_memory()
+            pipe.send(replace(result, warnings=tuple(warnings)))
 
 
 def reset_peak_memory() -> bool:

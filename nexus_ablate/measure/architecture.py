@@ -1,4 +1,4 @@
-"""The architecture of a configuration as plain data: equations, norms, parameters, initial values, FLOPs, kernels.
+"""The architecture of a configuration as plain data: equations, parameters, initial values, FLOPs, kernels.
 
 Everything comes from the model on the meta device, the option files and the resolved configuration.
 """
@@ -8,31 +8,18 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from nexus_ablate.attention_core import AttentionCore
-from nexus_ablate.axes.attention import ATTENTION
-from nexus_ablate.axes.ffn import FFN
-from nexus_ablate.axes.gate import GATE
-from nexus_ablate.axes.head import HEAD
 from nexus_ablate.axes.init import INIT, drawn_weights, first_std, layer_of
-from nexus_ablate.axes.mixer import MIXER
 from nexus_ablate.axes.modules import parameter_roles
-from nexus_ablate.axes.norm import NORM
-from nexus_ablate.axes.normalizer import NORMALIZER
-from nexus_ablate.axes.placement import PLACEMENT
-from nexus_ablate.axes.position import POSITION
-from nexus_ablate.axes.qk_norm import QK_NORM
 from nexus_ablate.config.compose import differences
-from nexus_ablate.config.options import AXES, IN_OTHER_LAYERS, Option, OptionFile, at_layer, option_files
+from nexus_ablate.config.options import AXES, IN_OTHER_LAYERS, Option, OptionFile, option_files
 from nexus_ablate.config.rules import READ_BY_MIXERS
 from nexus_ablate.config.run_config import RunConfig
-from nexus_ablate.measure.counts import flops_by_module, parameters
-from nexus_ablate.measure.probe import hooks
+from nexus_ablate.measure.counts import flops_of, parameters
 from nexus_ablate.model import GPT
 from nexus_ablate.optimizers import parameters_of
 from nexus_ablate.runs import arm_name
@@ -48,11 +35,9 @@ def architecture(config: RunConfig, model: GPT, decay_groups: dict[str, list[str
         decay_groups: Names of the parameters that are `decayed` and `free`, from the optimizer.
     """
     size, resolved = config.model, config.resolved
-    component, roles = component_of(config, model), parameter_roles(model)
+    roles = parameter_roles(model)
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     everything, without_embeddings = parameters(model)
-    norms, spent = traced(model, size.context, config.train.batch_size)
-    tokens = config.train.batch_size * size.context
     decay: Facts = {"weight_decay": config.weight_decay, "which": config.schedule.decay}
     for group, names in decay_groups.items():
         decay[group] = totals({name: sizes[name] for name in names}, roles.__getitem__)
@@ -61,22 +46,13 @@ def architecture(config: RunConfig, model: GPT, decay_groups: dict[str, list[str
         "size": {**dataclasses.asdict(size), "head_dim": resolved.head_dim},
         "vocab_size": model.geometry.vocab_size,
         "equations": equations(config, model),
-        "norms": norms,
-        "parameters": {
-            "total": everything,
-            "without_embeddings": without_embeddings,
-            "by_component": totals(sizes, component),
-        },
+        "parameters": {"total": everything, "without_embeddings": without_embeddings},
         "init": resolved.init.name,
         "tensors": tensors(config, model),
         "decay": decay,
         "ffn": {"d_ff": resolved.d_ff, "d_ff_ratio": resolved.d_ff_ratio, "multiple_of": size.d_ff_multiple},
-        "flops_per_token": {
-            "training": 3 * sum(spent.values()) / tokens,
-            "forward": {name: flops / tokens for name, flops in totals(spent, component).items()},
-        },
+        "flops_per_token": flops_of(model, config),
         "kernels": kernels(model),
-        "auto": automatic(config, model),
         "notes": resolved.notes,
         "equivalent": equivalent(config),
     }
@@ -140,49 +116,6 @@ def _those(*lines: tuple[str, Any]) -> list[str]:
     return [line for line, holds in lines if holds]
 
 
-def component_of(config: RunConfig, model: GPT) -> Callable[[str], str]:
-    """A function that returns the component of a parameter or module, by its full name."""
-    chosen = chosen_options(config)
-    registries = (NORM, PLACEMENT, POSITION, NORMALIZER, QK_NORM, GATE, FFN, HEAD)
-    kinds: dict[Any, str] = {registry.get(chosen[registry.axis][0].name): registry.axis for registry in registries}
-    kinds |= {AttentionCore: "scores", ATTENTION.get(config.attention.name): "scores"}
-    kinds |= {MIXER.get(at_layer("mixer", config.mixer, n).name): "attention" for n in range(config.model.n_layers)}
-    kinds |= {FFN.get(at_layer("ffn", config.ffn, n).name): "ffn" for n in range(config.model.n_layers)}
-    modules = dict(model.named_modules())
-
-    def component(name: str) -> str:
-        component, at = name.partition(".")[0] or "head", ""  # the model's own products are those of the head
-        for piece in name.split("."):
-            at = f"{at}.{piece}".lstrip(".")
-            component = kinds.get(type(modules.get(at)), component)
-            if component not in ("blocks", "placement", "attention", "scores", "ffn"):  # these hold parts of other axes
-                break
-        return component
-
-    return component
-
-
-def traced(model: GPT, context: int, rows: int) -> tuple[list[Facts], dict[str, int]]:
-    """The sites of norms (the module's name in its block, the width, and the blocks), and the FLOPs by module."""
-    widths: dict[str, int] = {}
-    norms = tuple(NORM.get(name) for name in NORM.names())
-
-    def watch(name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        widths[name] = inputs[0].shape[-1]
-
-    with hooks() as handles:
-        for name, module in model.named_modules():
-            if type(module) in norms:
-                handles.append(module.register_forward_pre_hook(partial(watch, name)))
-        spent = flops_by_module(model, context, rows)
-    sites = []
-    for name, width in widths.items():
-        layer = layer_of(name)
-        site = name if layer is None else name.split(".", 2)[2]
-        sites.append((layer, {"site": site, "width": width, "blocks": []}))
-    return merged(sites, "blocks"), spent
-
-
 def merged(rows: Iterable[tuple[int | None, Facts]], blocks: str) -> list[Facts]:
     """Rows that differ in nothing but their block as one row.
 
@@ -244,23 +177,6 @@ def kernels(model: GPT) -> list[Facts]:
             gpu = core.gpu_kernel(geometry.context, bias)
             rows.append((core.layer, {"layers": [], "kernel": kernel, "reason": why, "gpu": gpu}))
     return merged(rows, "layers")
-
-
-def automatic(config: RunConfig, model: GPT) -> list[Facts]:
-    """Every architecture key that is `auto`: its value here, and the option or rule that determines it."""
-    resolved, switches = config.resolved, dataclasses.fields(config)
-    settings = [(f.name, getattr(config, f.name), f.metadata["meaning"]) for f in switches if "meaning" in f.metadata]
-    settings += [("model.head_dim", config.model.head_dim, "auto: d_model / n_heads"), ("init", config.init.name, "")]
-    settings += [(name, "auto", "") for name in resolved.prescribed]
-    for axis, (option, file) in chosen_options(config).items():
-        settings += [(f"{axis}.{key}", value, file.keys[key].meaning) for key, value in option.keys.items()]
-    known = vars(resolved) | {"model.head_dim": resolved.head_dim, "init": resolved.init.name}
-    known |= {"qk_norm": resolved.qk_norm.name, "attn_scale": attn_scale(model)}
-    rules = {key: meaning.partition("auto: ")[2] for key, value, meaning in settings if value == "auto"}
-    return [
-        {"key": key, "means": known.get(key), "by": resolved.prescribed.get(key) or rule or "no option prescribes it"}
-        for key, rule in rules.items()
-    ]
 
 
 def attn_scale(model: GPT) -> float | None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +14,7 @@ from nexus_ablate.attention_core import AttentionCore
 from nexus_ablate.axes.modules import parameter_roles
 from nexus_ablate.config.roles import EMBEDDINGS
 from nexus_ablate.config.run_config import RunConfig
-from nexus_ablate.measure.probe import evaluation_mode, hooks
+from nexus_ablate.measure.probe import evaluation_mode
 from nexus_ablate.model import countable_model
 
 PEAK_FLOPS = {
@@ -64,7 +62,7 @@ def flops_per_token(config: RunConfig, vocab_size: int) -> float:
 def flops_of(model: nn.Module, config: RunConfig) -> float:
     """`flops_per_token` of a run's `countable_model`."""
     rows, context = config.train.batch_size, config.model.context
-    return 3 * sum(flops_by_module(model, context, rows).values()) / (rows * context)
+    return 3 * forward_flops(model, context, rows) / (rows * context)
 
 
 class _Products(TorchDispatchMode):
@@ -90,45 +88,25 @@ class _Products(TorchDispatchMode):
         return out
 
 
-def flops_by_module(model: nn.Module, context: int, rows: int) -> dict[str, int]:
-    """Forward FLOPs of `rows` sequences, by the full name of the innermost module that does them.
+def forward_flops(model: nn.Module, context: int, rows: int) -> int:
+    """FLOPs of a forward pass of `rows` sequences, by the plain path on the model's device.
 
-    Uses the plain path on the model's device. Passes with one and with two sequences give the FLOPs per sequence and
-    those shared by all.
+    Passes with one and with two sequences give the FLOPs per sequence and those shared by all.
     """
-    one, two = (_forward_flops(model, context, few) for few in (1, 2))
-    return {name: flops + (rows - 1) * (two[name] - flops) for name, flops in one.items()}
+    one, two = (_counted_flops(model, context, few) for few in (1, 2))
+    return one + (rows - 1) * (two - one)
 
 
-def _forward_flops(model: nn.Module, context: int, rows: int) -> dict[str, int]:
-    spent: Counter[str] = Counter()
-    at_work: list[list[int]] = []  # per running module: FLOPs before it started, and those of modules that it called
-    products = _Products()
-
-    def begin(module: nn.Module, inputs: object) -> None:
-        at_work.append([products.flops, 0])
-
-    def end(name: str) -> Callable[[nn.Module, object, object], None]:
-        def hook(module: nn.Module, inputs: object, output: object) -> None:
-            before, called = at_work.pop()
-            flops = products.flops - before
-            spent[name] += flops - called
-            if at_work:
-                at_work[-1][1] += flops
-
-        return hook
-
+def _counted_flops(model: nn.Module, context: int, rows: int) -> int:
     cores = [module for module in model.modules() if isinstance(module, AttentionCore)]
     fused = [core.fused for core in cores]
     for core in cores:
         core.fused = False
-    with hooks() as handles, evaluation_mode(model), products:
-        for name, module in model.named_modules():
-            handles += [module.register_forward_pre_hook(begin), module.register_forward_hook(end(name))]
+    with evaluation_mode(model), _Products() as products:
         model(torch.zeros(rows, context, dtype=torch.long, device=next(model.parameters()).device))
     for core, was in zip(cores, fused, strict=True):
         core.fused = was
-    return dict(spent)
+    return products.flops
 
 
 def peak_flops(device_name: str, precision: str) -> float | None:

@@ -166,7 +166,7 @@ SECTIONS: dict[str, tuple[Measure, ...]] = {
         Measure("threads", "", "CPU threads", SUMMARY),
         Measure("world_size", "", "processes that shared a batch", SUMMARY),
         Measure("compiled", "", "whether the step was compiled", SUMMARY),
-        Measure("programs", "", "programs that the compiler made for the run: one for training, one for validation", SUMMARY),
+        Measure("programs", "", "programs that the compiler made for the run: one for training, on a GPU one more for validation", SUMMARY),
         Measure("graph_breaks", "", "graph breaks in them", SUMMARY, "lower"),
         Measure("eval_hash", HASH, "over the tokens of the validation windows", SUMMARY),
         Measure("probe_hash", HASH, "over the tokens of the probe batch", SUMMARY, only="probe=standard or full"),

@@ -126,8 +126,8 @@ def check_passes(config: RunConfig, text_tokens: int) -> None:
 
 
 def _short(number: float) -> str:
-    """Two digits, and never an exponent above 1: `0.0012`, `540`."""
-    return f"{float(f'{number:.2g}'):,.12g}"
+    """Three digits, and never an exponent above 1: `0.00123`, `19.6`, `5,430`."""
+    return f"{float(f'{number:.3g}'):,.12g}"
 
 
 def _steps(steps: int) -> str:

@@ -43,7 +43,7 @@ class TextTable(NamedTuple):
     """
 
     heads: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    rows: Sequence[list[str]]
     words: Sequence[str]
 
 
@@ -71,6 +71,22 @@ class Column:
         """The text of an arm's cell."""
         value = self.value(row, table)
         return NOTHING if value is None else self.text(value, row)
+
+
+class VerdictColumn(Column):
+    """The verdict, as text without what qualifies every word of the table: that is said once."""
+
+    def cell(self, row: Row, table: Table) -> str:
+        if row.is_baseline:
+            return "baseline"
+        own = [text for text in row.qualifiers if text not in shared_qualifiers(table)]
+        return f"{row.word} ({', '.join(own)})" if own else row.word
+
+
+def shared_qualifiers(table: Table) -> list[str]:
+    """What qualifies every word of the table."""
+    rows = [row for row in table.rows if not row.is_baseline]
+    return [text for text in rows[0].qualifiers if all(text in row.qualifiers for row in rows)] if rows else []
 
 
 # ----------------------------------------------------------------------------------------------------------- values
@@ -174,7 +190,7 @@ def _interval(row: Row, table: Table) -> str | None:
 
 COLUMNS = [
     Column("arm", "arm", "its name in the study", lambda row, table: row.arm.name, main=True),
-    Column(
+    VerdictColumn(
         "verdict",
         "verdict",
         "see the words below",
@@ -264,7 +280,7 @@ def text_table(rows: Sequence[Row], table: Table, columns: Sequence[Column]) -> 
 def by_measure(table: Table) -> TextTable:
     """A row for each number, a column for each arm."""
     rows = []
-    words = ("arm", "verdict", "overrides", "sentence")
+    words = ("arm", "verdict", "interval", "overrides", "sentence")
     numbers = [column for column in COLUMNS if column.name not in words]
     for column in shown(table, [*numbers, *figure_columns(table)]):
         rows.append([column.title, *(column.cell(row, table) for row in table.rows)])

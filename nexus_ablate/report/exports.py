@@ -11,8 +11,6 @@ from nexus_ablate.report import sentences
 from nexus_ablate.report.columns import MAIN, TextTable, by_measure, matrix, records, shown, text_table
 from nexus_ablate.runs import strict_json
 
-FORMULA_STARTS = tuple("=+-@\t\r\n＝＋－＠")
-"""What a spreadsheet takes for the start of a formula (https://owasp.org/www-community/attacks/CSV_Injection)."""
 _MARKDOWN = str.maketrans({"&": "&amp;", "<": "&lt;"} | {character: f"\\{character}" for character in "\\`*_[]|#~"})
 
 
@@ -30,7 +28,14 @@ def markdown(comparison: Comparison) -> str:
 def _markdown_lines(table: Table) -> list[str]:
     name = f" ({table.setting})" if table.setting else ""
     lines = [f"# {md(sentences.title(table) + name)}", "", md(sentences.answer(table)), ""]
-    lines += [md_table(text_table(table.rows, table, shown(table, MAIN))), "", md(sentences.basis(table)), ""]
+    lines += [
+        md_table(text_table(table.rows, table, shown(table, MAIN))),
+        "",
+        md(sentences.scale(table)),
+        "",
+        md(", ".join(sentences.basis(table))),
+        "",
+    ]
     for rows in table.secondary:
         lines += [f"## {md(rows[0].endpoint.name)}", "", md_table(text_table(rows, table, MAIN[:4])), ""]
     lines += [f"- {md(f'{row.arm.name}: {row.word}, {row.sentence}')}" for row in table.all_rows]
@@ -58,18 +63,11 @@ def md(text: str) -> str:
 
 
 def csv_text(comparison: Comparison) -> str:
-    """The records of every table; an empty cell was not measured. A text that a spreadsheet would execute is quoted."""
+    """The records of every table; an empty cell was not measured."""
     import pandas
 
-    safe = []
-    for table in comparison.tables:
-        for record in records(table):
-            safe.append({_spreadsheet_safe(name): _spreadsheet_safe(cell) for name, cell in record.items()})
-    return pandas.DataFrame(safe, dtype=object).to_csv(index=False, lineterminator="\n")
-
-
-def _spreadsheet_safe(cell: Any) -> Any:
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA_STARTS) else cell
+    rows = [record for table in comparison.tables for record in records(table)]
+    return pandas.DataFrame(rows, dtype=object).to_csv(index=False, lineterminator="\n")
 
 
 def json_text(comparison: Comparison) -> str:
@@ -81,7 +79,7 @@ def to_dict(comparison: Comparison) -> dict[str, Any]:
     """What `json_text` writes, as plain data."""
     return {
         "tables": [_table_values(table) for table in comparison.tables],
-        "advice": sentences.advice(comparison),
+        "advice": ": ".join(filter(None, sentences.advice(comparison))),
         "missing": comparison.missing,
     }
 
@@ -99,7 +97,7 @@ def _table_values(table: Table) -> dict[str, Any]:
         "delta_min": endpoint.delta_min,
         "level": table.level,
         "cells": table.cells,
-        "basis": sentences.basis(table),
+        "basis": ", ".join(sentences.basis(table)),
         "rows": rows,
         "checks": [{"name": c.name, "status": c.status, "text": c.text, "arms": [*c.arms]} for c in table.checks],
         "left_out": [{"path": str(out.path), "reason": out.reason, "arm": out.arm} for out in table.left_out],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shlex import quote
@@ -30,6 +31,9 @@ def check_target(flag: str, path: Path, endings: Sequence[str]) -> None:
             folder = str(path.parent)
             problem, fix = f"{flag} names a folder that does not exist", f"mkdir -p {quote(folder)}"
             raise ConfigError(problem, folder, fix) from None
+        if not os.access(path.parent, os.W_OK):
+            problem = f"{flag} names a folder that you may not write to"
+            raise ConfigError(problem, str(path.parent), f"{flag} {quote(path.name)}") from None
     except OSError as error:
         shorter = f"{flag} {quote((path.stem[:40] or 'report') + path.suffix[:10])}"
         raise ConfigError(f"{flag} names a file that cannot be written: {error.strerror}", str(path), shorter) from None

@@ -35,13 +35,3 @@ const fit = () => {
 };
 fit();
 addEventListener('resize', fit);
-
-// The switch of the curves: against tokens, FLOPs or seconds.
-for (const box of document.querySelectorAll('.curves')) {
-  for (const button of box.querySelectorAll('.switch button')) {
-    button.addEventListener('click', () => {
-      box.dataset.show = button.dataset.axis;
-      for (const other of box.querySelectorAll('button[data-axis]')) other.setAttribute('aria-pressed', other === button);
-    });
-  }
-}

@@ -14,9 +14,6 @@ from nexus_ablate.comparison.verdict import MEANINGS
 from nexus_ablate.errors import printable
 from nexus_ablate.report import charts, columns, sentences
 
-BUDGETS = {"tokens": "tokens", "flops": "FLOPs", "seconds": "seconds"}
-"""What the switch of the curves says of each budget."""
-
 
 def html(comparison: Comparison, command: str = "") -> str:
     """The whole page.
@@ -60,7 +57,6 @@ def _filled(comparison: Comparison, origin: dict[str, str]) -> str:
         "sentences": sentences,
         "tones": defaultdict(str, columns.TONES),
         "meanings": MEANINGS,
-        "curves_of": _curves,
     }
     return environment.get_template("page.html.j2").render(comparison=comparison, origin=origin)
 
@@ -70,12 +66,6 @@ def _shown(value: Any) -> Any:
     if value is None:
         return ""
     return value if hasattr(value, "__html__") else printable(str(value), 2000)
-
-
-def _curves(table: Table) -> list[tuple[str, str, str]]:
-    """Budget, its word and the losses against it, of each budget with a curve."""
-    drawn = [(axis, word, charts.losses(table, axis)) for axis, word in BUDGETS.items()]
-    return [curve for curve in drawn if curve[2]]
 
 
 def _together(values: Iterable[Any]) -> str:

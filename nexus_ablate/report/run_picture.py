@@ -16,7 +16,7 @@ from nexus_ablate.console import sparkline
 from nexus_ablate.errors import UserError, printable
 from nexus_ablate.measure.measures import MEASURES
 from nexus_ablate.runs import atomic_write
-from nexus_ablate.runs.record import RunRecord, read_rows
+from nexus_ablate.runs.reading import RunRecord, read_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,32 +7,26 @@ import shlex
 from nexus_ablate.comparison.compare import Comparison, Row, Table
 from nexus_ablate.comparison.fairness import FAIL, PASS, WAIVED, Check, tokens_per_parameter
 from nexus_ablate.comparison.verdict import (
-    BETTER,
     DIFFERENT,
+    EARLY,
     EQUIVALENT,
-    HIGHER,
+    INCOMPLETE,
     INCONCLUSIVE,
-    LOWER,
     MEANINGS,
     TOO_FEW_SEEDS,
-    WORSE,
 )
 from nexus_ablate.console import compact, several
-from nexus_ablate.report.columns import difference
+from nexus_ablate.measure.measures import NATS
+from nexus_ablate.report.columns import difference, mean_value, shared_qualifiers
+from nexus_ablate.study.endpoint import Endpoint
+from nexus_ablate.study.study import FEWEST_SEEDS
 
 SAYS = {
-    BETTER: "better",
-    WORSE: "worse",
-    LOWER: "lower",
-    HIGHER: "higher",
     EQUIVALENT: "the same within the margin",
     INCONCLUSIVE: "not decided",
-    "IDENTICAL": "identical",
-    "DIVERGED": "diverged",
-    "NOT COMPARABLE": "not comparable",
-    TOO_FEW_SEEDS: "too few seeds",
-    "INCOMPLETE": "no result yet",
+    INCOMPLETE: "no result yet",
 }
+"""A word in a sentence, where it is not itself."""
 
 
 def title(table: Table) -> str:
@@ -48,76 +42,91 @@ def answer(table: Table, rows: list[Row] | None = None, with_numbers: bool = Tru
     """
     by_word: dict[str, list[str]] = {}
     for row in table.rows if rows is None else rows:
+        delta, text = difference(row), row.arm.name
         if row.is_baseline:
             continue
-        delta = difference(row)
-        number = (
-            f" ({row.endpoint.signed(delta)})" if with_numbers and row.word in DIFFERENT and delta is not None else ""
-        )
-        by_word.setdefault(row.word, []).append(row.arm.name + number)
+        if with_numbers and row.word in DIFFERENT and delta is not None:
+            text += f" ({row.endpoint.signed(delta)})"
+        by_word.setdefault(row.word, []).append(text)
     if not by_word:
         return f"Only {table.baseline.name} has runs; there is nothing to compare it with."
-    parts = [f"{SAYS[word].capitalize()}: {', '.join(by_word[word])}." for word in MEANINGS if word in by_word]
+    parts = []
+    for word in MEANINGS:
+        if word in by_word:
+            parts.append(f"{SAYS.get(word, word).capitalize()}: {', '.join(by_word[word])}.")
     return " ".join(parts)
 
 
-def shared_qualifiers(table: Table) -> tuple[str, ...]:
-    """What stands beside every word of the table."""
-    rows = [row for row in table.rows if not row.is_baseline]
-    if not rows:
-        return ()
-    return tuple(text for text in rows[0].qualifiers if all(text in row.qualifiers for row in rows))
-
-
-def basis(table: Table) -> str:
-    """What the words rest on: endpoint, seeds, level, margin, regime."""
+def scale(table: Table) -> str:
+    """What the differences are of, with their unit: the line beside the first number."""
     endpoint = table.endpoint
-    parts = [f"{endpoint.name} in {endpoint.unit}" if endpoint.unit else endpoint.name]
-    parts.append(several(len(table.rows[0].seeds), "seed"))
-    cells = "" if table.cells == 1 else f" ({table.cells} cells share 5%)"
-    parts.append(f"{100 * (1 - table.level):.4g}% intervals{cells}")
+    bits = " (0.69 nats are one bit)" if endpoint.unit == NATS else ""
+    side = {"lower": ", negative is better", "higher": ", positive is better"}.get(endpoint.better, "")
+    text = f"{endpoint.name}: {endpoint.axis()}{bits}{'' if endpoint.log else side}"
+    if any(row.worth is not None for row in table.rows):
+        text += "; worth: the multiple of its own tokens at which the baseline would end there"
+    return text
+
+
+def basis(table: Table) -> list[str]:
+    """What the words rest on: seeds, level, margin, regime."""
+    endpoint = table.endpoint
+    verdicts = "both" if table.cells == 2 else f"all {table.cells}"
+    together = "" if table.cells == 1 else f" (95% for {verdicts} together)"
+    parts = [several(len(table.rows[0].seeds), "seed"), f"{100 * (1 - table.level):.4g}% intervals{together}"]
+    mean = mean_value(table.rows[0])
+    if mean is not None:
+        parts.append(f"baseline at {endpoint.value(mean)}")
     if endpoint.margin:
-        parts.append(f"margin {endpoint.within(endpoint.margin).partition(' ')[0]} ({endpoint.origin})")
+        parts.append(f"{endpoint.within(endpoint.margin).partition(' ')[0]} does not matter ({endpoint.origin})")
     elif endpoint.better:
         parts.append("no margin, so nothing is EQUIVALENT")
     ratio, text = tokens_per_parameter(table.baseline), table.baseline.mean("train_tokens")
+    qualifiers = shared_qualifiers(table)
     if ratio is not None:
         parts.append(f"{ratio:.3g} tokens per parameter")
+    if EARLY in qualifiers:
+        qualifiers.remove(EARLY)
+        parts.append("early training: orders may reverse")
     tokens = table.baseline.mean("tokens")
-    if text and tokens:
+    if text and tokens and tokens > text:
         parts.append(f"{tokens / text:.2g} passes over {compact(text)} tokens of text")
     if table.study is not None and table.study.lr_grid:
         parts.append("each arm at its own best learning rate")
-    if qualifiers := shared_qualifiers(table):
-        parts.append(f"every word: {', '.join(qualifiers)}")
-    return ", ".join(parts)
+    if qualifiers:
+        parts.append(f"every verdict: {', '.join(qualifiers)}")
+    return parts
 
 
-def advice(comparison: Comparison) -> str:
-    """What would decide what is not decided, as one command; "" where everything is."""
+def advice(comparison: Comparison) -> tuple[str, str]:
+    """What would decide what is not decided, and its command; "" where everything is."""
     rows = [row for table in comparison.tables for row in table.rows]
     undecided = [row for row in rows if row.word == INCONCLUSIVE]
-    few = [row for row in rows if row.word == TOO_FEW_SEEDS]
+    lacking = [row for row in rows if row.word in (TOO_FEW_SEEDS, INCOMPLETE)]
     study = comparison.tables[0].study
-    if not undecided and not few:
-        return ""
-    if study is None or study.multirun:
-        return "a study on new seeds can decide more (nexus-ablate study --help)"
-    start = 100 * (max(study.seeds) // 100 + 1)
-    command = f"nexus-ablate study {shlex.quote(study.name)} name={study.name}-2"
+    if study is not None and study.multirun:
+        study = None  # has no name to train it by
+    if not undecided and not lacking:
+        return "", ""
+    if lacking and study is not None and len(study.seeds) >= FEWEST_SEEDS:
+        return "runs are missing", f"nexus-ablate study {shlex.quote(study.name)} --retry failed"
     needed = max((row.needed for row in undecided if row.needed is not None), default=None)
-    if few:
-        return f"5 pairs are the fewest for a word: {command} seeds={start}-{start + 7}"
-    if needed is not None:
-        return f"{needed} new seeds would decide more: {command} seeds={start}-{start + needed - 1}"
-    return "up to 200 seeds would not decide the rest"
+    sentence = "more than 200 seeds would be needed to decide the rest"
+    if lacking:
+        sentence, needed = f"{FEWEST_SEEDS} seeds are the fewest for a verdict", 8
+    elif needed is not None:
+        sentence = f"{needed} new seeds would decide more"
+    if study is None or needed is None:
+        return sentence, ""
+    start = 100 * (max(study.seeds) // 100 + 1)
+    name = shlex.quote(study.name)
+    return sentence, f"nexus-ablate study {name} name={name}-2 seeds={start}-{start + needed - 1}"
 
 
 def fairness(table: Table) -> tuple[list[Check], str]:
-    """The conditions that a reader must know of, and the names of those that passed."""
-    counted = sorted(
-        (check for check in table.checks if check.status != PASS), key=lambda c: c.status not in (FAIL, WAIVED)
-    )
+    """The conditions that a reader must know of, those that fail first, and the names of those that hold."""
+    counted = [check for check in table.checks if check.status != PASS]
+    counted.sort(key=lambda check: check.status not in (FAIL, WAIVED))
     passed = [check.name for check in table.checks if check.status == PASS]
     return counted, f"{several(len(passed), 'condition')} hold: {', '.join(passed)}"
 
@@ -136,7 +145,7 @@ def missing(comparison: Comparison) -> list[str]:
     return [f"setting {name}: no result yet ({why})" for name, why in comparison.missing.items()]
 
 
-def direction(table: Table) -> str:
+def direction(endpoint: Endpoint) -> str:
     """What an axis of differences shows, and which side is better."""
-    side = {"lower": " (left is better)", "higher": " (right is better)"}.get(table.endpoint.better, "")
-    return table.endpoint.axis() + side
+    side = {"lower": " (left is better)", "higher": " (right is better)"}.get(endpoint.better, "")
+    return endpoint.axis() + side

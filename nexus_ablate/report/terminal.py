@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from nexus_ablate.comparison.compare import Comparison, Row, Table
+from nexus_ablate.comparison.fairness import Check
 from nexus_ablate.console import grid, middle
 from nexus_ablate.errors import printable
 from nexus_ablate.report import sentences
@@ -19,68 +20,108 @@ COLOURS = {"good": "green", "bad": "red", "same": "cyan", "warn": "yellow", "": 
 WIDE = 120
 NARROW = [BY_NAME[name] for name in ("arm", "verdict", "delta", "interval", "worth")]
 """The columns below `WIDE`."""
-MOST_CHECKS = 3
 
 
 def show(comparison: Comparison, console: Console, details: bool = False) -> None:
-    """Print a comparison; with `details` every number, condition and left-out run of it."""
-    before = ""
-    for number, table in enumerate(comparison.tables):
+    """Print a comparison: each table, and then once what all of them share.
+
+    Args:
+        details: With every number, condition and left-out run.
+    """
+    tables = comparison.tables
+    basis = _shared([sentences.basis(table) for table in tables])
+    checks = _shared([_notable_checks(table) for table in tables])
+    title = scale = ""
+    for number, table in enumerate(tables):
         if number:
             console.print("")
-        if len(comparison.tables) > 1:
-            _line(console, f"setting {table.setting}" if table.setting else table.name, "bold")
-        if (title := sentences.title(table)) != before:
+        if sentences.title(table) != title:
+            title = sentences.title(table)
             _line(console, title, "bold")
-        before = title
-        _show_table(table, console, details)
-    if len(comparison.tables) > 1:
+        if len(tables) > 1:
+            name = f"setting {table.setting}" if table.setting else table.name
+            own_basis = [part for part in sentences.basis(table) if part not in basis]
+            _line(console, ": ".join(filter(None, (name, ", ".join(own_basis)))), "bold")
+        _line(console, sentences.answer(table, with_numbers=False))
+        if sentences.scale(table) != scale:
+            scale = sentences.scale(table)
+            _line(console, scale, "dim")
         console.print("")
+        _show_rows(table, console)
+        _show_checks([check for check in _notable_checks(table) if check not in checks], console)
+        if details:
+            _show_details(table, console)
+    console.print("")
+    if len(tables) > 1:
         print_texts(matrix(comparison), console)
-    if advice := sentences.advice(comparison):
-        _line(console, f"next: {advice}")
+    _line(console, ", ".join(basis), "dim")
+    _show_checks(checks, console)
+    if not details:
+        left_out = sum(map(_number_left_out, tables))
+        hidden = f"{left_out} left out; " if left_out else ""
+        _line(console, f"{hidden}the other fairness conditions hold (--details)", "dim")
+    _show_next(comparison, console)
+
+
+def _show_next(comparison: Comparison, console: Console) -> None:
+    """The advice, its command in one piece, and the settings without a table."""
+    sentence, command = sentences.advice(comparison)
+    if command:
+        _line(console, f"next: {sentence}")
+        _whole_line(console, command)
+    elif sentence:
+        _line(console, sentence)
     for line in sentences.missing(comparison):
         _line(console, line, "yellow")
 
 
-def _show_table(table: Table, console: Console, details: bool) -> None:
-    _line(console, sentences.answer(table, with_numbers=False))
-    console.print("")
+def _number_left_out(table: Table) -> int:
+    """Runs and arms in scope that are not in the table."""
+    return len(table.left_out) + len(table.study.refused if table.study else [])
+
+
+def _shared(lists: Sequence[Sequence[Any]]) -> list[Any]:
+    """The entries of the first list that all others have too."""
+    return [entry for entry in lists[0] if all(entry in entries for entries in lists)]
+
+
+def _notable_checks(table: Table) -> list[Check]:
+    """The conditions that do not hold. Runs that were left out are counted in a line of their own."""
+    return [check for check in sentences.fairness(table)[0] if check.name != "excluded"]
+
+
+def _show_rows(table: Table, console: Console) -> None:
+    """The table of the arms, and the words of the other endpoints."""
     columns = shown(table, MAIN if console.width >= WIDE else NARROW)
-    rows = text_table(table.rows, table, columns)
-    common = sentences.shared_qualifiers(table)
-    if common:  # said once, below
-        for cells, row in zip(rows.rows, table.rows, strict=True):
-            own = [text for text in row.qualifiers if text not in common]
-            if row.word and isinstance(cells, list):
-                cells[1] = f"{row.word} ({', '.join(own)})" if own else row.word
-    print_texts(rows, console, table.rows)
+    print_texts(text_table(table.rows, table, columns), console, table.rows)
     for others in table.secondary:
         _line(console, f"{others[0].endpoint.name}: {sentences.answer(table, others, with_numbers=False)}")
-    console.print("")
-    _line(console, sentences.basis(table), "dim")
-    checks, passed = sentences.fairness(table)
-    for check in checks if details else [check for check in checks if check.name != "excluded"][:MOST_CHECKS]:
+
+
+def _show_checks(checks: Sequence[Check], console: Console) -> None:
+    for check in checks:
         _line(console, f"{check.status} {check.name}: {check.text}", COLOURS[TONES[check.status]])
-    if not details:
-        left_out = len(table.left_out) + len(table.study.refused if table.study else [])
-        hidden = f"{left_out} left out; " if left_out else ""
-        _line(console, f"{hidden}{passed.partition(':')[0]} (--details)", "dim")
-        return
-    _line(console, passed, "dim")
-    for row in (*table.rows, *(row for others in table.secondary for row in others)):
-        if not row.is_baseline:
-            _line(console, f"  {row.endpoint.name} {row.arm.name}: {row.word}, {row.sentence}")
+
+
+def _show_details(table: Table, console: Console) -> None:
+    _line(console, sentences.fairness(table)[1], "dim")
+    for row in table.all_rows:
+        _line(console, f"  {row.endpoint.name} {row.arm.name}: {row.word}, {row.sentence}")
     console.print("")
     print_texts(by_measure(table), console)
     for line in sentences.left_out(table):
-        console.print(f"  {printable(line, 2000)}", soft_wrap=True, markup=False, emoji=False, highlight=False)
+        _whole_line(console, line)
 
 
 def _line(console: Console, text: str, style: str = "") -> None:
     from rich.text import Text
 
     console.print(Text(printable(text, 4000), style))
+
+
+def _whole_line(console: Console, text: str) -> None:
+    """A line that is not broken, so that it can be copied."""
+    console.print(f"  {printable(text, 2000)}", soft_wrap=True, markup=False, emoji=False, highlight=False)
 
 
 def print_texts(table: TextTable, console: Console, rows: Sequence[Row] = ()) -> None:
@@ -90,27 +131,14 @@ def print_texts(table: TextTable, console: Console, rows: Sequence[Row] = ()) ->
         leave = table.heads[:3:-1]
         console.print(grid(table.heads, table.rows, console.width, table.words, styles, leave=leave))
         return
-    for number, columns in enumerate(_by_width(table, console.width)):
-        if number:
+    heads = [middle(head, max(console.width // 4, 8)) for head in table.heads]
+    first, *others = zip(heads, *table.rows, strict=True)
+    room = console.width - min(max(map(len, first)), console.width // 2) - 2
+    widths = [2 + max(map(len, column)) for column in others]
+    count = max(1, len(others) if sum(widths) <= room else room // max(widths))
+    for start in range(0, max(1, len(others)), count):
+        if start:
             console.print("")
-        heads, *cells = zip(*columns, strict=True)
-        console.print(grid(heads, cells, console.width, table.words))
-
-
-def _by_width(table: TextTable, width: int) -> Iterator[list[Sequence[str]]]:
-    """The columns, each with its head, of as many tables as the width asks for; the first one is in front of each."""
-    (head, *names), *others = zip(table.heads, *table.rows, strict=True)
-    first = [middle(head, width // 3), *names]
-    room = width - min(2 + max(map(len, [head, *names])), width // 2)
-    columns: list[Sequence[str]] = [first]
-    free = room
-    for head, *cells in others:
-        column = [middle(head, width // 3), *(middle(cell, room - 2) for cell in cells)]
-        needed = 2 + max(map(len, column))
-        if needed > free and len(columns) > 1:
-            yield columns
-            columns = [first]
-            free = room
-        columns.append(column)
-        free -= needed
-    yield columns
+        columns = [[middle(cell, room) for cell in column] for column in others[start : start + count]]
+        names, *rows_of_part = zip(first, *columns, strict=True)
+        console.print(grid(names, rows_of_part, console.width, table.words))

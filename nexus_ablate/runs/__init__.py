@@ -12,7 +12,7 @@ from nexus_ablate.runs.files import (
 from nexus_ablate.runs.naming import Identity, arm_name, identity, run_path
 from nexus_ablate.runs.other_code import OtherCode, made_by_other_code
 from nexus_ablate.runs.ownership import SETTLED, effective_state
-from nexus_ablate.runs.record import (
+from nexus_ablate.runs.reading import (
     RunRecord,
     find_runs,
     has_status,

@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from nexus_ablate.runs.lookup import id_of
-from nexus_ablate.runs.record import RunRecord, damaged, read_lines
+from nexus_ablate.runs.reading import RunRecord, damaged, read_lines
 
 _Row = TypeVar("_Row")
 

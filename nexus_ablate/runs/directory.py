@@ -29,7 +29,7 @@ from nexus_ablate.runs.files import (
 from nexus_ablate.runs.formats import State
 from nexus_ablate.runs.naming import Identity
 from nexus_ablate.runs.ownership import LIVE, LOST_SECONDS, SETTLED, is_beating, now, release, take_lock
-from nexus_ablate.runs.record import (
+from nexus_ablate.runs.reading import (
     FIRST_KEYS,
     LOGS,
     has_status,

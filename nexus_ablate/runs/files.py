@@ -16,28 +16,29 @@ from typing import Any
 
 from nexus_ablate.errors import CheckpointError, ConfigError, StorageError
 
-_MAKE_ROOM = "free some space there or choose another runs_dir"
-_MAKE_WRITABLE = "make it writable or choose another runs_dir"
-_NO_DIRECTORY = "a file is where a directory is needed; choose another runs_dir"
+_MAKE_ROOM = "free some space there, or choose another folder"
+_MAKE_WRITABLE = "make it writable, or choose another folder"
+_NO_DIRECTORY = "a file is where a directory is needed; choose another folder"
 _DISK_FIXES = {
     errno.ENOSPC: _MAKE_ROOM,
     errno.EDQUOT: _MAKE_ROOM,
-    errno.EFBIG: "raise the limit on file sizes (ulimit -f), or choose another runs_dir",
+    errno.EFBIG: "raise the limit on file sizes (ulimit -f), or choose another folder",
     errno.EACCES: _MAKE_WRITABLE,
     errno.EPERM: _MAKE_WRITABLE,
     errno.EROFS: _MAKE_WRITABLE,
     errno.ENOTDIR: _NO_DIRECTORY,
     errno.EEXIST: _NO_DIRECTORY,
-    errno.ENAMETOOLONG: "choose a shorter name or runs_dir",
+    errno.ENAMETOOLONG: "choose a shorter name or folder",
 }
-_OTHER_FIX = "check the disk or choose another runs_dir"
+_OTHER_FIX = "check the disk, or choose another folder"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SCHEME = re.compile(r".*/[A-Za-z][A-Za-z0-9+.-]+:(?=/)")
 _write = os.write
 
 
 @contextmanager
 def storage(path: Path, needed: int = 0) -> Iterator[None]:
-    """Turn an error of the disk into one that names `path` and the bytes needed.
+    """Turn an error of the disk into one that names `path`, and the bytes needed where there is no room for them.
 
     Raises:
         StorageError: No space, no quota, no permission, read-only, gone, or a failing disk.
@@ -45,7 +46,8 @@ def storage(path: Path, needed: int = 0) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise refused(error, f"cannot write {path}", f"; {needed} bytes needed" if needed else "") from error
+        more = f"; {needed} bytes needed" if needed and error.errno in _FULL else ""
+        raise refused(error, f"cannot write {path}", more) from error
 
 
 def refused(error: OSError, problem: str = "", more: str = "") -> StorageError:

@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 
 from nexus_ablate.errors import ConfigError, UserError
-from nexus_ablate.runs.record import find_runs, has_status, setting_folders
+from nexus_ablate.runs.reading import find_runs, has_status, setting_folders
 
 DEFAULT = Path("runs")
 """Where ids and `last` are looked up: the default `runs_dir`."""

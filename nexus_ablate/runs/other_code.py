@@ -10,7 +10,7 @@ from typing import Any
 from nexus_ablate.errors import UserError
 from nexus_ablate.provenance import code_of, differ, differing_files
 from nexus_ablate.runs.ownership import SETTLED
-from nexus_ablate.runs.record import read_env, read_status
+from nexus_ablate.runs.reading import read_env, read_status
 
 
 @dataclass(frozen=True)

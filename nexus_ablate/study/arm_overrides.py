@@ -7,7 +7,10 @@ import shlex
 from dataclasses import fields
 from typing import Any
 
+import yaml
+
 from nexus_ablate.config.grammar import show
+from nexus_ablate.config.groups import default_keys
 from nexus_ablate.config.run_config import OPTION_GROUPS, TrainConfig
 from nexus_ablate.errors import ConfigError
 
@@ -33,15 +36,32 @@ def overrides_of(value: Any, name: str = "an arm") -> list[str]:
         texts = shlex.split(value) if isinstance(value, str) else value
     except ValueError as error:
         problem = f"{name} cannot be read: {str(error).lower()}"
-        raise ConfigError(problem, show(value), "norm=layer, or [norm=rms, bias=on]") from error
+        raise ConfigError(problem, show(value), "[norm=rms, bias=on]") from error
     if not isinstance(texts, list) or not all(isinstance(text, str) and "=" in text for text in texts):
-        raise ConfigError(f"{name} is a list of overrides", show(value), "norm=layer, or [norm=rms, bias=on]")
+        raise ConfigError(f"{name} is a list of overrides", in_yaml(value), _meant(value, name.split()[-1]))
     for text in texts:
         key = key_of(text)
         if key in OF_ONE_RUN or says_how(key):
             fix = OF_ONE_RUN.get(key, "pass it on the command line of a launch")
             raise ConfigError(f"{key} cannot be part of {name}", text, fix)
     return texts
+
+
+def _meant(value: Any, name: str) -> str:
+    """The list of overrides that something else probably means: `[model=femto]` of `{model: femto}`."""
+    if name in default_keys() and isinstance(value, str):  # `arms: {norm: layer}`
+        value = {name: value}
+    texts = []
+    for item in value if isinstance(value, list) else [value]:
+        if isinstance(item, dict):
+            texts += [f"{key}={show(option)}" for key, option in item.items()]
+    return f"[{', '.join(texts or ['norm=rms', 'bias=on'])}]"
+
+
+def in_yaml(value: Any) -> str:
+    """A value as one writes it in a YAML: `[0, 1]`, `{norm: [layer, rms]}`."""
+    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**6)
+    return text.strip().removesuffix("...").strip()
 
 
 def merged(*layers: list[str]) -> list[str]:

@@ -20,10 +20,10 @@ from nexus_ablate.config.overrides import check_overrides
 from nexus_ablate.errors import ConfigError, did_you_mean
 from nexus_ablate.plain_data import UNREADABLE, load_yaml
 from nexus_ablate.runs.lookup import DEFAULT
-from nexus_ablate.runs.record import read_text, setting_folders
-from nexus_ablate.study.arm_overrides import OF_ONE_RUN, YAML, is_override, key_of, merged, says_how
+from nexus_ablate.runs.reading import read_text, setting_folders
+from nexus_ablate.study.arm_overrides import OF_ONE_RUN, YAML, in_yaml, is_override, key_of, merged, says_how
 from nexus_ablate.study.record import load
-from nexus_ablate.study.study import FORMER, TYPED, Study, encode, from_values
+from nexus_ablate.study.study import TYPED, Study, encode, from_values
 
 
 def read_study(words: list[str]) -> tuple[Study, list[str]]:
@@ -37,17 +37,15 @@ def read_study(words: list[str]) -> tuple[Study, list[str]]:
         ConfigError: The study does not exist, or its definition is invalid.
     """
     if not words or is_override(words[0]):
-        raise ConfigError(
-            "the name of the study comes first", " ".join(words) or "nothing", shlex.join(["norms", *words])
-        )
+        name = "mine" if any(word.startswith(("vary.", "arms")) for word in words) else "norms"
+        fix = shlex.join(["nexus-ablate", "plan", name, *words])
+        raise ConfigError("the name of the study comes first", shlex.join(words), fix)
     source, typed, overrides, launch = words[0], {}, [], []
     for word in words[1:]:
         key, _, value = word.partition("=")
         part, _, name = key.partition(".")
         if name and part in ("vary", "arms", "settings"):
             typed.setdefault(part, {})[name] = _listed(key, value) if part == "vary" else value
-        elif part in FORMER:
-            typed[part] = value
         elif key in TYPED:
             typed[key] = _typed(key, value)
         elif key in OF_ONE_RUN:
@@ -159,8 +157,12 @@ def read_file(path: Path) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}, line {mark.line + 1}" if mark else str(path)
         problem = str(getattr(error, "problem", None) or error)
-        fix = "quotes around a text that holds a colon" if "mapping values" in problem else f"correct {where}"
-        raise ConfigError(f"{where}: this study cannot be read", problem, fix) from None
+        fix = f"correct {where}"
+        line = text.splitlines()[mark.line] if mark else ""
+        key, _, value = line.partition(": ")
+        if ": " in value:
+            fix = f"{key}: {in_yaml(value.strip())}"
+        raise ConfigError(f"{where}: this study cannot be read", line.strip() or problem, fix) from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path} is not a study", text.strip()[:60] or "an empty file", "vary: {norm: [layer, rms]}")
     return {"name": path.stem} | values

@@ -163,26 +163,11 @@ class Endpoint:
         """A margin as text: `±0.0100 nats per token`, `x1.1`."""
         return self.size(margin) if self.log else f"±{self.size(margin)}"
 
-    @property
-    def matters(self) -> str:
-        """The smallest difference that matters and where it comes from, as text."""
-        if not self.margin:
-            return "not declared, so no arm can be EQUIVALENT"
-        return f"{self.within(self.margin) if self.log else self.value(self.margin)} ({self.origin})"
-
     def axis(self) -> str:
         """What an axis of differences shows."""
         if self.log:
             return f"{'odds' if self.is_share else 'values'} over the baseline's"
         return f"difference, {self.unit or self.name}"
-
-    def good(self) -> str:
-        """Which differences are better, in words; '' where neither are."""
-        words = {"lower": "negative differences", "higher": "positive differences"}
-        if self.log:
-            words = {"lower": "ratios below 1", "higher": "ratios above 1"}
-        better = words.get(self.better)
-        return f"{better} are better" if better else ""
 
     @property
     def _is_loss(self) -> bool:

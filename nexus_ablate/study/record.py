@@ -14,7 +14,7 @@ from nexus_ablate.errors import ConfigError, UserError
 from nexus_ablate.masking import mask
 from nexus_ablate.plain_data import UNREADABLE, load_yaml
 from nexus_ablate.runs.files import atomic_write_text
-from nexus_ablate.runs.record import damaged, read_text
+from nexus_ablate.runs.reading import damaged, read_text
 from nexus_ablate.study.study import Study, encode, from_values
 
 

@@ -23,15 +23,13 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-import yaml
-
 from nexus_ablate.config.foreign_words import meaning
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.groups import default_keys
 from nexus_ablate.config.run_config import OPTION_GROUPS
 from nexus_ablate.errors import ConfigError, unknown
 from nexus_ablate.runs.naming import BASELINE, NAME, NAME_BYTES
-from nexus_ablate.study.arm_overrides import OF_ONE_RUN, merged, overrides_of
+from nexus_ablate.study.arm_overrides import OF_ONE_RUN, in_yaml, merged, overrides_of
 from nexus_ablate.study.endpoint import Endpoint
 
 FEWEST_SEEDS = 5
@@ -129,8 +127,6 @@ def from_values(values: Mapping[str, Any], typed: Collection[str] = ()) -> Study
     """
     read = {}
     for key, value in values.items():
-        if key in FORMER:
-            raise ConfigError(f"a study has no key {key} any more", f"{key}: {in_yaml(value)}", FORMER[key])
         if key not in KEYS:
             raise unknown_key(str(key), value)
         takes, example, convert = KEYS[key]
@@ -139,6 +135,8 @@ def from_values(values: Mapping[str, Any], typed: Collection[str] = ()) -> Study
         except (ValueError, TypeError, KeyError, AttributeError):
             form = "{}={}" if key in typed else "{}: {}"
             got = form.format(key, value if key in typed else in_yaml(value))
+            if key == "seeds" and re.fullmatch("[1-9][0-9]{0,2}", str(value)):  # three seeds, rather than the seed 3
+                example = f"0-{int(value) - 1}"
             raise ConfigError(f"{key} takes {takes}", got, form.format(key, example)) from None
     study = Study(**read)
     _check(study)
@@ -189,37 +187,16 @@ def _check(study: Study) -> None:
         raise ConfigError("a margin in compute needs the runs of worth", got, "worth: on")
 
 
-def in_yaml(value: Any) -> str:
-    """A value as one writes it in a YAML: `[0, 1]`, `{norm: [layer, rms]}`."""
-    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**6)
-    return text.strip().removesuffix("...").strip()
-
-
 # ------------------------------------------------------------------------------------------------- the keys of a study
 
 
-def _matching(pattern: re.Pattern[str]) -> Callable[[Any], str]:
+def _matching(pattern: str) -> Callable[[Any], str]:
     def convert(value: Any) -> str:
-        if not isinstance(value, str) or not pattern.fullmatch(value):
+        if not isinstance(value, str) or not re.fullmatch(pattern, value):
             raise ValueError
         return value
 
     return convert
-
-
-def _one_of(words: tuple[str, ...]) -> Callable[[Any], str]:
-    def convert(value: Any) -> str:
-        if value not in words:
-            raise ValueError
-        return value
-
-    return convert
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError
-    return value
 
 
 def _by_name(pattern: re.Pattern[str], of: str) -> Callable[[Any], dict[str, list[str]]]:
@@ -247,20 +224,23 @@ def _vary(value: Any) -> dict[str, list[str]]:
 
 
 def seeds_in(value: Any) -> list[int]:
-    """Seeds from a list, or as text: `0-7`, `0,1,2`, `0-4,10-14`.
+    """Seeds from a list, or as text: `0-7`, `0,1,2`, `0-4,10-14`, `[3]`.
 
     Raises:
         ValueError: They are none, a seed stands twice, or there are too many.
     """
-    if not isinstance(value, list) and str(value).isdecimal():
-        raise ValueError  # is `seeds=3` the seed 3, or three seeds?
-    items = value if isinstance(value, list) else str(value).split(",")
+    if re.fullmatch("0*[1-9][0-9]*", str(value)):
+        raise ValueError  # is 3 the seed 3, or three seeds?
+    items = value if isinstance(value, list) else str(value).strip("[]").split(",")
     seeds: list[int] = []
     for item in items:
-        first, _, last = str(item).strip().partition("-")
-        if not (first.isdecimal() and first.isascii() and (not last or last.isdecimal())):
+        bounds = re.fullmatch(r"\s*([0-9]{1,10})(?:-([0-9]{1,10}))?\s*", str(item))
+        if bounds is None:
             raise ValueError
-        seeds += range(int(first), int(last or first) + 1)
+        named = range(int(bounds[1]), int(bounds[2] or bounds[1]) + 1)
+        if len(named) > MAX_SEEDS:
+            raise ValueError
+        seeds += named
     if not seeds or len({*seeds}) < len(seeds) or len(seeds) > MAX_SEEDS or max(seeds) >= 2**31:
         raise ValueError
     return seeds
@@ -293,9 +273,7 @@ def _overrides(value: Any) -> list[str]:
     return overrides_of(value, "the baseline")
 
 
-def _as_written(kind: type) -> Callable[[Any], Any]:
-    """What a launch writes, which nobody types."""
-
+def _of_type(kind: type) -> Callable[[Any], Any]:
     def convert(value: Any) -> Any:
         if not isinstance(value, kind):
             raise TypeError
@@ -305,12 +283,12 @@ def _as_written(kind: type) -> Callable[[Any], Any]:
 
 
 KEYS: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
-    "name": ("letters, digits, . _ -", "mine", _matching(STUDY_NAME)),
-    "question": ("a sentence", "Is it better?", _text),
+    "name": ("letters, digits, . _ -", "mine", _matching(STUDY_NAME.pattern)),
+    "question": ("a sentence", "Is it better?", _of_type(str)),
     "baseline": ("a list of overrides", "[model=femto]", _overrides),
     "arms": ("names with their overrides", "{rms: norm=rms, both: norm=rms bias=on}", _by_name(NAME, "arm")),
     "vary": ("keys with a list of values", "{norm: [layer, rms]}", _vary),
-    "design": (" | ".join(DESIGNS), "one_at_a_time", _one_of(DESIGNS)),
+    "design": (" | ".join(DESIGNS), "one_at_a_time", _matching("|".join(DESIGNS))),
     "seeds": ("seeds, each once", "0-7", seeds_in),
     "endpoints": ("a list of measures", "[val_loss]", _endpoints),
     "settings": (
@@ -319,33 +297,22 @@ KEYS: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
         _by_name(SETTING_NAME, "setting"),
     ),
     "lr_grid": ("auto, or three or more rising rates", "auto", _lr_grid),
-    "match": (" | ".join(MATCHES), "params", _one_of(MATCHES)),
+    "match": (" | ".join(MATCHES), "params", _matching("|".join(MATCHES))),
     "worth": ("on | off", "on", _switch),
-    "setting": ("what a launch writes", "leave it out", _as_written(str)),
-    "added_seeds": ("what a launch writes", "leave it out", _as_written(list)),
-    "source": ("what a launch writes", "leave it out", _as_written(str)),
-    "configs": ("what a launch writes", "leave it out", _as_written(dict)),
-    "equal": ("what a launch writes", "leave it out", _as_written(dict)),
-    "refused": ("what a launch writes", "leave it out", _as_written(dict)),
-    "multirun": ("what a launch writes", "leave it out", _as_written(bool)),
 }
 """Each key: what it takes, a value that it accepts, and how it is read."""
-TYPED = tuple(KEYS)[:12]
-"""The keys that a user writes; the others are added by a launch."""
-
-FORMER = {
-    "factors": "vary: {norm: [layer, rms]}",
-    "strata": "settings: {shallow: model.n_layers=2, deep: model.n_layers=8}",
-    "looks": "seeds: 0-7, and a study on new seeds for what stays undecided",
-    "tuning_seeds": "lr_grid: auto, which tries every seed at every rate",
-    **dict.fromkeys(("claim", "stated", "fidelity", "expects", "requires", "depends_on", "cost"), "leave it out"),
-    **dict.fromkeys(("endpoint", "delta_min"), "endpoints: [{name: val_loss, delta_min: 0.02}]"),
-    **dict.fromkeys(
-        ("stratum", "of", "all_strata", "confirms", "share", "amendments", "added", "pinned", "look_weights"),
-        "the code of that version reads it; train the study again under a new name",
-    ),
+TYPED = tuple(KEYS)
+"""The keys that a user writes."""
+BY_LAUNCH = {
+    "setting": str,
+    "added_seeds": list,
+    "source": str,
+    "configs": dict,
+    "equal": dict,
+    "refused": dict,
+    "multirun": bool,
 }
-"""Keys of earlier versions, and what stands in their place."""
+KEYS |= {key: ("what a launch writes", "leave it out", _of_type(kind)) for key, kind in BY_LAUNCH.items()}
 
 
 def encode(study: Study) -> dict[str, Any]:

@@ -31,17 +31,20 @@ _Any = TypeVar("_Any")
 def resolve_mode(option: Option) -> Mode:
     """The mode that a `tracker` option means on this machine, without network.
 
-    `auto` follows WANDB_MODE, then credentials: WANDB_API_KEY, WANDB_IDENTITY_TOKEN_FILE, or the server's entry in
-    the netrc file. An explicit mode overrides the environment.
+    What switches W&B off or offline here (WANDB_MODE, WANDB_DISABLED, `wandb offline`) holds for every option. `auto`
+    then sends where there are credentials: WANDB_API_KEY, WANDB_IDENTITY_TOKEN_FILE, or the server's entry in the
+    netrc file.
     """
-    if option.name != "auto":
-        return option.name  # type: ignore[return-value]
-    mode = _wandb_setting("mode")
-    if mode == "disabled":
+    if option.name == "files" or is_off():
         return "files"
-    if mode in ("offline", "dryrun"):
+    if option.name == "wandb_offline" or _wandb_setting("mode") in ("offline", "dryrun"):
         return "wandb_offline"
-    return "wandb" if credentials() else "files"
+    return "wandb" if option.name == "wandb" or credentials() else "files"
+
+
+def is_off() -> bool:
+    """Whether W&B is switched off on this machine."""
+    return _wandb_setting("mode") == "disabled" or os.environ.get("WANDB_DISABLED", "").lower() in ("true", "1")
 
 
 def require_key() -> None:

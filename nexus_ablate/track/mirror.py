@@ -142,6 +142,8 @@ def start_tracker(
     """
     mode = resolve_mode(option)
     if mode == "files":
+        if option.name.startswith("wandb"):
+            say("W&B is switched off here (WANDB_MODE or WANDB_DISABLED), so the run is not sent")
         return FilesTracker()
     if mode == "wandb" and not credentials():  # W&B would ask for a key, and the run would wait for it
         warn(f"{NO_KEY}: {LOG_IN}; the run directory has every row")

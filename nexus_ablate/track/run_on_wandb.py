@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +12,7 @@ from nexus_ablate.config.options import AXES, Option, option_files
 from nexus_ablate.runs import RunRecord
 from nexus_ablate.runs.formats import WandbRun
 from nexus_ablate.runs.lookup import id_of
-from nexus_ablate.runs.record import read_document
+from nexus_ablate.runs.reading import read_document
 from nexus_ablate.track.account import redact
 
 PLACE_FILE = "wandb.json"
@@ -22,12 +23,13 @@ def place_of(run_dir: Path, option: Option, project: str | None = None, entity: 
     """Where a run goes: to the given project, else where it was before, else to the project of its `tracker` option.
 
     The id is made once and is the same in every project, so that a run that goes to another one and back is continued.
-    It is random, because equal runs of two people are two runs.
+    It is random, because equal runs of two people are two runs; one that `wandb agent` started has the agent's.
 
     Raises:
         UserError: The file that says where the run was is damaged.
     """
-    before = read_document(run_dir / PLACE_FILE, WandbRun) or {"id": secrets.token_hex(8)}
+    own_id = os.environ.get("WANDB_RUN_ID") if "WANDB_SWEEP_ID" in os.environ else None
+    before = read_document(run_dir / PLACE_FILE, WandbRun) or {"id": own_id or secrets.token_hex(8)}
     if before.get("project") is None:
         keys = {key: part.default for key, part in option_files("tracker")["wandb"].keys.items()} | option.keys
         before |= {"project": str(keys["project"]), "entity": None if keys["entity"] == "none" else str(keys["entity"])}

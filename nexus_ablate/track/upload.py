@@ -15,7 +15,7 @@ from nexus_ablate.report.run_picture import HEAT_MAPS, heat_maps
 from nexus_ablate.runs import SETTLED, RunRecord, atomic_write_json, read_jsonl
 from nexus_ablate.runs.formats import WandbRun
 from nexus_ablate.runs.ownership import release, take_lock
-from nexus_ablate.runs.record import leaves, parse_row, read_lines
+from nexus_ablate.runs.reading import leaves, parse_row, read_lines
 from nexus_ablate.track.account import set_up
 from nexus_ablate.track.run_on_wandb import PLACE_FILE, config_of
 
@@ -61,7 +61,9 @@ class Upload:
         self._run = begin(settings, config)
         self.url = self._run.url or ""
         self.before = self.sent = 0
-        atomic_write_json(file, asdict(WandbRun(place.id, place.project, self._run.entity or place.entity, self.url)))
+        # `wandb agent` sets id, project and entity in spite of the settings.
+        entity = self._run.entity or place.entity
+        atomic_write_json(file, asdict(WandbRun(self._run.id, self._run.project, entity, self.url)))
         self._run.define_metric("*", step_metric=X_AXIS)
         self._read = 0  # bytes of metrics.jsonl that have been read
         self._next = self._run.starting_step  # the first step that W&B does not have

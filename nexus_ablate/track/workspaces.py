@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 TITLE = "nexus-ablate"
 REFUSED = "W&B refused the dashboard"
-FIX = f"{LOG_IN}, and check that the server can be reached; --dry-run needs no server"
+FIX = f"{LOG_IN}, and check that the server can be reached; --json needs no server"
 BUDGETS = {"tokens": "tokens", "flops": "training FLOPs", "seconds": "seconds of training"}
 
 
@@ -101,7 +101,7 @@ def save(views: Sequence[Workspace]) -> list[str]:
                 view._internal_id = internal.get_view_dict(view.entity, view.project, name)["id"]
             except ValueError as error:  # no such view, or no such project
                 if "Project" in str(error):
-                    fix = "train or sync a run there first, or choose --project and --entity"
+                    fix = "train or sync a run there first, or choose --wandb ENTITY/PROJECT"
                     raise ConfigError("W&B has no such project", f"{view.entity}/{view.project}", fix) from error
             addresses.append(view.save().url)
     return addresses

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from nexus_ablate.errors import CheckpointError, StorageError
 from nexus_ablate.runs.files import storage, sync_directory, write_synced
 
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
 MANIFEST = "MANIFEST.json"
 STATE = "state.json"
 _STEP_NAME = re.compile(r"step_(\d{8,})")
-_FILE_NAME = re.compile(r"[a-z][a-z0-9_]*\.safetensors|state\.json")
 _log = logging.getLogger(__name__)
 
 
@@ -40,6 +41,16 @@ class Loaded:
     state: dict[str, Any]
     path: Path
     skipped: list[str]
+
+
+class _File(msgspec.Struct):
+    bytes: int
+    sha256: str
+
+
+class _Manifest(msgspec.Struct):
+    step: int
+    files: dict[str, _File]
 
 
 class _Damaged(Exception):
@@ -69,11 +80,6 @@ def save(
         StorageError: The disk refused the write or has less than twice the space needed. Earlier checkpoints are kept.
         TypeError: `state` would change in a round trip through JSON.
     """
-    if keep < 1:
-        raise ValueError("keep must be at least 1")
-    for group in tensors:
-        if not _FILE_NAME.fullmatch(f"{group}.safetensors"):
-            raise ValueError(f"no group of tensors can be called {group!r}")
     state_json = json.dumps(state, allow_nan=False).encode()
     if json.loads(state_json) != state:
         raise TypeError("a checkpoint's state must be plain JSON: lists, no tuples; text as keys")
@@ -134,9 +140,8 @@ def newest_hash(checkpoints: Path, group: str) -> str | None:
     if newest is None:
         return None
     try:
-        files = json.loads(_read_file(newest[1] / MANIFEST))["files"]
-        return str(files[f"{group}.safetensors"]["sha256"])
-    except (_Damaged, ValueError, LookupError, TypeError) as error:
+        return _read_manifest(newest[1]).files[f"{group}.safetensors"].sha256
+    except (_Damaged, LookupError) as error:
         fix = "restore it from a copy"
         raise CheckpointError(f"{MANIFEST} is unreadable", f"{newest[1]}: {error}", fix) from error
 
@@ -245,28 +250,27 @@ def _read_verified(path: Path) -> dict[str, bytes]:
     """The verified bytes of each file in a checkpoint's manifest, so that exactly what was checked gets parsed.
 
     Raises:
-        _Damaged: A file is missing or changed, or has an unknown name.
+        _Damaged: A file is missing or changed.
     """
-    step = int(path.name.removeprefix("step_"))
-    try:
-        manifest = json.loads(_read_file(path / MANIFEST))
-        entries = {name: (int(entry["bytes"]), entry["sha256"]) for name, entry in manifest["files"].items()}
-        own = manifest["step"] == step and STATE in entries
-    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
-        raise _Damaged(f"{MANIFEST} is unreadable") from None
-    if not own:
+    manifest = _read_manifest(path)
+    if path.name != f"step_{manifest.step:08d}" or STATE not in manifest.files:
         raise _Damaged(f"{MANIFEST} does not belong to this checkpoint")
     files = {}
-    for name, (size, sha256) in entries.items():
-        if not _FILE_NAME.fullmatch(name):  # such as ../../elsewhere
-            raise _Damaged(f"{MANIFEST} names an unknown file")
+    for name, entry in manifest.files.items():
         data = _read_file(path / name)
-        if len(data) < size:
-            raise _Damaged(f"{name} has {len(data)} bytes, not {size}")
-        if hashlib.sha256(data).hexdigest() != sha256:
+        if len(data) < entry.bytes:
+            raise _Damaged(f"{name} has {len(data)} bytes, not {entry.bytes}")
+        if hashlib.sha256(data).hexdigest() != entry.sha256:
             raise _Damaged(f"{name} has changed since it was saved")
         files[name] = data
     return files
+
+
+def _read_manifest(path: Path) -> _Manifest:
+    try:
+        return msgspec.json.decode(_read_file(path / MANIFEST), type=_Manifest)
+    except (ValueError, RecursionError, msgspec.MsgspecError):
+        raise _Damaged(f"{MANIFEST} is unreadable") from None
 
 
 def _read_file(path: Path) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nexus_ablate.console import several
+from nexus_ablate.data import repeats
 from nexus_ablate.measure.counts import parameters
 from nexus_ablate.measure.regime import regime_of
 from nexus_ablate.training.trainer import Trainer
@@ -20,6 +21,7 @@ def run_facts(trainer: Trainer, arm: str, decay: dict[str, list[str]], threads: 
     decayed, free = (sum(sizes[name] for name in decay[group]) for group in ("decayed", "free"))
     params, without_tables = parameters(trainer.model)
     regime = regime_of(config, without_tables, trainer.steps, tokens)
+    warnings = repeats.warnings(data.repeated) + regime.warnings()
     several_devices = f"{world.size} x " if world.size > 1 else ""
     return {
         "arm": arm.replace(",", ", "),
@@ -31,7 +33,7 @@ def run_facts(trainer: Trainer, arm: str, decay: dict[str, list[str]], threads: 
         "training": f"{trainer.steps:,} steps x {resolved.tokens_per_step:,} tokens, seed {config.seed}",
         "decay": f"{decayed:,} parameters at {config.weight_decay:g} ({config.schedule.decay}), {free:,} free",
         "regime": str(regime),
-        **({"warning": "\n".join(regime.warnings())} if regime.warnings() else {}),
+        **({"warning": "\n".join(warnings)} if warnings else {}),
         "device": f"{several_devices}{world.device}, {several(threads, 'thread')}",
         "execution": "; ".join(trainer.step.choices.why.values()),
     }

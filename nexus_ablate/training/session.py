@@ -148,10 +148,6 @@ def _lead(
             probed = (record.config or {}).get("probe")
             if probed != config.nested()["probe"]:
                 display.say("this run has other probe settings than requested; rerun=on trains it again")
-            threads = summary.get("threads", config.train.threads)
-            if config.train.threads not in ("auto", threads) and summary.get("device") == "cpu":
-                problem = f"this run was trained with other threads ({threads}) than requested"
-                display.say(f"{problem}, which changed no digit where it was tried; rerun=on trains it again")
             if config.evals:
                 summary = evaluate(run.path, config.evals)
                 if summary != record.summary:

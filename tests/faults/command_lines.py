@@ -150,7 +150,6 @@ class Stalled(BaseException):
 def only_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no command train, measure or ask a server: it is accepted when it begins to."""
     from nexus_ablate.bench import axis_cost
-    from nexus_ablate.cli import doctor
     from nexus_ablate.launch import cost, local
     from nexus_ablate.training import session
 
@@ -162,7 +161,6 @@ def only_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local.LocalPool, "run", begin)
     monkeypatch.setattr("nexus_ablate.launch.hydra.HydraLauncher.run", begin)
     monkeypatch.setattr(cost, "measured_speed", lambda config, threads: 1000.0)
-    monkeypatch.setattr(doctor, "reachable", lambda name, url: doctor.MachineCheck(name, False, "not asked", "nothing"))
     # --watch; not time.sleep itself: a library that is first imported here would keep it
     monkeypatch.setattr("nexus_ablate.cli.status.time", SimpleNamespace(sleep=begin))
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
@@ -230,7 +228,7 @@ def overrides(draw: random.Random, wrong: Iterator[Any], is_study: bool) -> list
 def flag_words(draw: random.Random, flag: Flag) -> list[str]:
     """A flag as it is typed: with a value in one word or two, without one that it needs, or with one too many."""
     name = flag.short if flag.short and draw.random() < 0.3 else flag.name
-    right = shlex.split(flag.example)[1:]
+    right = shlex.split(flag.typed)[1:]
     value = draw.choice(FLAG_VALUES) if draw.random() < 0.6 or not right else right[0]
     if draw.random() < 0.1:
         name = name[:-1] + draw.choice("abcx")

@@ -15,7 +15,6 @@ from written_runs import Writer
 from faults.bench import sizes
 from faults.command_lines import Answer, answer, command_lines, followed, only_checks, refused_again, written_folder
 from nexus_ablate import cli
-from nexus_ablate.cli.verb import OVERRIDES, all_verbs
 from nexus_ablate.errors import ALIVE, BUG, CHECKPOINT, CONFIG, OK, STORAGE, ConfigError
 from nexus_ablate.runs import files
 
@@ -78,32 +77,6 @@ URL = "s3://user:hunter22@bucket/x.txt"
 KEYS = ("runs_dir", "data.files", "data.tokenizer", "data.path", "norm", "experiment", "preset", "init.run")
 
 
-def commands_with_a_url() -> list[list[str]]:
-    """Every verb with a URL as its subject, as the value of each flag, and as the value of some overrides."""
-    commands = [["--plugin", URL, "list"], [f"NEXUS_ABLATE_CACHE={URL}"], [URL]]
-    for verb in all_verbs():
-        subject = {"bench": ["norm"], "study": ["norms"], "plan": ["norms"]}.get(verb.name, [])
-        commands.append([verb.name, URL])
-        commands += [
-            [verb.name, *subject, flag.name, URL] for flag in verb.flags if flag.takes and flag.name != "--prompt"
-        ]
-        if OVERRIDES in verb.takes:
-            commands += [[verb.name, *subject, f"{key}={URL}"] for key in KEYS]
-            commands.append([verb.name, *subject, "data=files", f"data.files=[{URL}]"])
-    return commands
-
-
-@pytest.mark.slow
-def test_a_url_is_refused_wherever_a_path_is_taken_masked_and_without_a_folder(folder, counted):
-    commands = commands_with_a_url()
-    for command in commands:
-        done = answer(command)
-        assert done.status == CONFIG and len(done.error) == 3, (command, done.said)
-        assert "hunter22" not in done.said, command
-        assert not list(folder.iterdir()), command
-    counted(f"{len(commands)} commands with a URL refused")
-
-
 @pytest.mark.parametrize(
     "line",
     [f"name: {URL}", f"runs_dir: {URL}", f"baseline: [data=files, 'data.files=[{URL}]']", f"arms: {{far: '{URL}'}}"],
@@ -120,7 +93,7 @@ def test_a_url_in_a_study_s_file_is_masked(folder, verb, line):
 def test_a_url_in_the_environment_is_refused_as_the_cache(folder, monkeypatch):
     monkeypatch.setenv("NEXUS_ABLATE_CACHE", URL)
     done = answer(["plan", "first_look"])
-    assert done.status == CONFIG and "s3://<secret>@bucket" in done.said and not list(folder.iterdir())
+    assert done.status == CONFIG and "hunter22" not in done.said and not list(folder.iterdir())
 
 
 def test_a_run_that_python_starts_makes_no_folder_of_a_url(tmp_path, tiny_run, monkeypatch):
@@ -133,7 +106,6 @@ def test_a_run_that_python_starts_makes_no_folder_of_a_url(tmp_path, tiny_run, m
     overrides = [*tiny_run("train.steps=1"), f"runs_dir={URL}"]
     with pytest.raises(ConfigError, match="a URL is not a folder"):
         train(compose(overrides))
-    monkeypatch.setattr(cli, "_refuse_urls", lambda arguments: None)
     done = answer(overrides)
     assert done.status == CONFIG and "s3:/<secret>@bucket" in done.said and not list(folder.iterdir())
     monkeypatch.setattr(files, "_SCHEME", re.compile("(?!)"))
@@ -164,7 +136,7 @@ def commands_with_a_name() -> list[list[str]]:
     verbs = ("status", "compare", "show", "evaluate", "sync", "sample", "import", "judge", "study", "plan", "doctor")
     commands = [[verb, *[path] * times] for verb in verbs for path in paths for times in (1, 2, 3)]
     for path in paths:
-        commands += [["dashboard", path], ["dashboard", "--study", path, "--dry-run"]]
+        commands += [["dashboard", path], ["dashboard", path, "--json", "-"]]
         commands += [["compare", path, "--html", f"{NAME}/nothing/x.html"], ["compare", path, "--html", NAME]]
         commands += [["compare", path, "--html", f"{NAME}.csv"], ["status", path, "--json"]]
         commands += [["show", path, "--out", f"{NAME}/nothing/x.png"], ["show", path, "--out", f"{NAME}.csv"]]

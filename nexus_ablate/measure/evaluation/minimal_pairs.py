@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from nexus_ablate.config.options import SHIPPED, conf_dir
+from nexus_ablate.config.evaluations import SHIPPED
+from nexus_ablate.config.options import conf_dir
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.measure.evaluation.answers import Scores
 from nexus_ablate.measure.evaluation.ngram import NGram
@@ -74,7 +75,7 @@ def read_pairs(path: Path) -> list[tuple[str, str]]:
         ConfigError: The file can't be read, or a line holds no such pair.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             "minimal_pairs cannot read its file", f"{path}: {error}", f"a text file with {_FORM}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from types import NoneType
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -190,7 +190,7 @@ def read_lines(path: Path, start: int = 0) -> Iterator[bytes]:
     Raises:
         UserError: It can't be read.
     """
-    with _named(path), suppress(FileNotFoundError), path.open("rb") as file:
+    with _named(path), suppress(FileNotFoundError), _opened(path) as file:
         rest, size = b"", os.fstat(file.fileno()).st_size
         file.seek(start if start >= 0 else max(size + start, 0))
         if start < 0 < size + start:
@@ -295,9 +295,15 @@ def read_text(path: Path) -> str | None:
     """
     with _named(path):
         try:
-            return path.read_bytes().decode()
+            with _opened(path) as file:
+                return file.read().decode()
         except FileNotFoundError:
             return None
+
+
+def _opened(path: Path) -> BinaryIO:
+    """A file to read; one that is a pipe is empty, where it would otherwise wait for a writer."""
+    return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
 
 
 def read_document(path: Path, form: Any, parse: Callable[[str], Any] = strict_loads) -> dict[str, Any] | None:

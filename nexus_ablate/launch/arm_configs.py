@@ -235,27 +235,21 @@ def matching(kind: str, baseline: RunConfig, overrides: list[str], config: RunCo
 def _sized(kind: str, target: float, named: set[str], config: RunConfig) -> tuple[float, list[str]]:
     """The amount of the size that comes nearest to a target, and the override for that size if it is another one."""
     model = config.model
-    if "d_ff_ratio" not in named:
-        start = config.resolved.d_ff // model.d_ff_multiple
-
-        def override(size: int) -> str:
-            return f"d_ff_ratio={Fraction(size * model.d_ff_multiple, model.d_model)}"
-
-        def amount(size: int) -> float:
-            return _amount(kind, changed(config, d_ff_ratio=override(size).partition("=")[2]))
-    elif "model.n_layers" not in named:
-        start = model.n_layers
-
-        def override(size: int) -> str:
-            return f"model.n_layers={size}"
-
-        def amount(size: int) -> float:
-            return _amount(kind, changed(config, model=replace(model, n_layers=size)))
-    else:
+    if named >= {"d_ff_ratio", "model.n_layers"}:
         return _amount(kind, config), []
-    first, second = amount(start), amount(start + 1)
+    by_width = "d_ff_ratio" not in named
+    start = config.resolved.d_ff // model.d_ff_multiple if by_width else model.n_layers
+
+    def sized(size: int) -> tuple[float, str]:
+        if by_width:
+            ratio = str(Fraction(size * model.d_ff_multiple, model.d_model))
+            return _amount(kind, changed(config, d_ff_ratio=ratio)), f"d_ff_ratio={ratio}"
+        return _amount(kind, changed(config, model=replace(model, n_layers=size))), f"model.n_layers={size}"
+
+    first, second = sized(start)[0], sized(start + 1)[0]
     best = max(1, start + round((target - first) / (second - first)))  # the amount grows linearly
-    return amount(best), [] if best == start else [override(best)]
+    amount, override = sized(best)
+    return amount, [] if best == start else [override]
 
 
 def _amount(kind: str, config: RunConfig) -> float:
