@@ -117,12 +117,12 @@ def _slurm(words: list[str], flags: Flags, device: str, settings: list[str]) -> 
             option = key.removeprefix("additional_parameters.")
             options.append((SBATCH_NAMES.get(option, option.replace("_", "-")), value))
     refuse_secrets(value for _, value in options)
-    sbatch = {name: value for name, value in options if name != "setup"}
-    if device != "cpu" and not any("gpu" in name for name in sbatch):
-        sbatch.setdefault("gres", "gpu:1")
     workers = resources.pop("workers", "auto")
     if workers != "auto":
         resources["parallel"] = workers
+    sbatch = {name: value for name, value in options if name != "setup"}
+    if device != "cpu" and not any("gpu" in name for name in sbatch):
+        sbatch.setdefault("gres", "gpu:1")
     setup = tuple(line for name, line in options if name == "setup")
     slurm = Slurm(**resources, sbatch=sbatch, setup=setup, retry_failed="retry" in flags)
     slurm.check()
