@@ -242,8 +242,6 @@ def shared(runs_dir: Path) -> MachineCheck:
         why = (done.stderr.strip().splitlines() or ["it is not there"])[0]
     except subprocess.TimeoutExpired:
         return MachineCheck("runs on nodes", False, "srun does not answer", "is SLURM's controller running?")
-    except (OSError, subprocess.SubprocessError) as error:
-        why = str(error)
     detail = f"a job saw no file in {path}: {why}"
     return MachineCheck("runs on nodes", False, detail, "runs_dir on a shared file system")
 
