@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             print(refused(error), file=sys.stderr)
             return errors.STORAGE
-        except (Exception, SystemExit) as error:  # a plugin may end Python itself
+        except BaseException as error:  # a plugin may end Python itself
             if _interrupted:  # some libraries turn a KeyboardInterrupt into another error
                 return INTERRUPTED
             from nexus_ablate.training.memory import out_of_memory
