@@ -10,7 +10,7 @@ import numpy as np
 
 from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.compare import Comparison, Row, Table, counts_of
-from nexus_ablate.comparison.curves import Curves
+from nexus_ablate.comparison.read import Curves
 from nexus_ablate.comparison.fairness import FAIL, PASS, TOLERANCE, WAIVED, WARN, Check, unfair
 from nexus_ablate.comparison.foreign import FAILED, Choice, Frame, Source, check_choice, runs_of
 from nexus_ablate.comparison.read import LeftOut, Run

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from nexus_ablate import errors
 from nexus_ablate.config.grammar import show
@@ -22,6 +23,7 @@ from nexus_ablate.runs import SETTLED, arm_name, effective_state, has_status, re
 from nexus_ablate.runs.naming import BASELINE
 from nexus_ablate.runs.record import read_env
 from nexus_ablate.study.arm_overrides import merged
+from nexus_ablate.study.record import planned
 from nexus_ablate.study.study import WORTH_ARMS, Study
 from nexus_ablate.training.session import code_for, identity_of
 
@@ -40,6 +42,7 @@ class Job:
         path: The run directory, existing or not.
         overrides: Everything that composes it, machine settings included.
         config: The composed configuration.
+        plan: What its study planned.
     """
 
     arm: str
@@ -49,11 +52,12 @@ class Job:
     path: Path
     overrides: list[str]
     config: RunConfig
+    plan: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def conditions(self) -> dict[str, str]:
+    def conditions(self) -> dict[str, Any]:
         """What env.json says besides about the run."""
-        return {"arm": self.arm}
+        return {"arm": self.arm, "plan": self.plan}
 
     def state(self) -> tuple[str, str]:
         """The run's effective state and its reason; `missing` if there is no run."""
@@ -117,7 +121,7 @@ def jobs(study: Study, configs: Configs, runs_dir: Path, launch: Sequence[str]) 
                 if config.train.compile == "auto":  # or one arm could be compiled and the next one not
                     settings.append("train.compile=off")
                 overrides = merged(_overrides_of(study, arm, configs), settings, [*launch])
-                made.append(Job(arm, seed, rate, folder, path, overrides, config))
+                made.append(Job(arm, seed, rate, folder, path, overrides, config, planned(study)))
     return made
 
 
