@@ -12,8 +12,8 @@ from written_runs import Writer
 
 from nexus_ablate.cli import main
 from nexus_ablate.comparison.compare import compare
-from nexus_ablate.comparison.statistics import FEWEST_BLOCKS
 from nexus_ablate.comparison.read import read_windows
+from nexus_ablate.comparison.statistics import FEWEST_BLOCKS
 from nexus_ablate.config.compose import compose
 from nexus_ablate.data import batches, corpus, eval_places, hash_tokens, prepare
 from nexus_ablate.errors import UserError

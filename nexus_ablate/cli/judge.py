@@ -44,7 +44,7 @@ VERB = Verb(
         Flag("--allow", "NAME,...", "conditions of fairness to waive", comma_separated),
         *OUTPUTS,
     ),
-    "Reads .csv, .tsv, .json, .jsonl, .parquet and tables in .md, W&B's exports among them. The word failed in place "
+    "Reads .csv, .tsv, .json, .jsonl and tables in .md, W&B's exports among them. The word failed in place "
     "of the endpoint counts as a failure to train. Without shared seeds Welch's unpaired test decides. "
     "docs/judging_other_runs.md explains it.",
     "a table of results",
