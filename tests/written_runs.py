@@ -109,7 +109,8 @@ class Writer:
         environment = {
             "version": "1", "host": "h", "python": "3", "packages": {"torch": "2"}, "git_commit": "abc",
             "git_dirty": False, "source": SOURCE, "plugins": {}, "config_hash": arm_hash,
-            "run_hash": run_hash, "config_file": config_file_hash(config_yaml), "arm_hash": digest(arm_hash, (env or {}).get("source")) * 4, **(env or {}),
+            "run_hash": run_hash, "config_file": config_file_hash(config_yaml),
+            "arm_hash": digest(arm_hash, (env or {}).get("source")) * 4, **(env or {}),
         }  # fmt: skip
         write_json(path / "env.json", environment)
         sizes = [16 + len(shape), 16]

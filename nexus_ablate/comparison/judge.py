@@ -148,12 +148,13 @@ def on_one_grid(results: list[Result]) -> tuple[list[Result], float]:
 
 
 def _arm(name: str, results: list[Result], endpoint: Endpoint) -> Arm:
-    runs = {}
+    runs, empty = {}, np.array([])
+    curves = Curves(empty, empty, empty, empty, empty)
     for place, arm, seed, value, amounts in sorted(results, key=lambda result: result.seed):
         if arm == name:
             state = "finished" if np.isfinite(value) else "diverged"
             record = RunRecord(Path(place), "", name, seed, 1, state, {}, {}, {}, None, None)
-            runs[seed] = Run(record, Curves(*[np.array([])] * 5), {}, {**amounts, endpoint.name: value}, {}, None)
+            runs[seed] = Run(record, curves, {}, {**amounts, endpoint.name: value}, {}, None)
     return Arm(name, runs=runs)
 
 

@@ -103,10 +103,9 @@ def read_curves(path: Path) -> Curves:
         for _ in read_rows(path):  # whose error names the line
             pass
         raise damaged(path, str(error)) from None
-    columns = []
-    for name in ("tokens", "flops", "seconds", "val/loss"):
-        columns.append(np.array([row[name] for row in rows], dtype=float))  # None becomes NaN
-    return Curves(*columns, np.array(train, dtype=float), batches, last)
+    names = ("tokens", "flops", "seconds", "val/loss")
+    tokens, flops, seconds, val = (np.array([row[name] for row in rows], dtype=float) for name in names)
+    return Curves(tokens, flops, seconds, val, np.array(train, dtype=float), batches, last)  # None has become NaN
 
 
 # ---------------------------------------------------------------------------------------------------- evaluation.jsonl
