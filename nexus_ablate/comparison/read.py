@@ -144,6 +144,12 @@ class WindowLosses:
         """Targets of all windows."""
         return int(self.places[:, 2].sum())
 
+    @property
+    def reach(self) -> int:
+        """Tokens of the validation set up to the end of the last window."""
+        _, offset, targets = self.places[-1]
+        return int(offset + targets)
+
 
 def read_windows(path: Path) -> WindowLosses | None:
     """The losses in an evaluation.jsonl; None where there is no file.
