@@ -1,7 +1,7 @@
 """`nexus-ablate doctor`: checks whether this machine is ready, and says how to fix what isn't.
 
-Each check reports one thing. None imports torch into this process or asks a server, SLURM's apart. Credentials are reported
-as present or absent, and never shown.
+Each check reports one thing. None imports torch into this process or asks a server, SLURM's apart. Credentials are
+reported as present or absent, and never shown.
 """
 
 from __future__ import annotations
