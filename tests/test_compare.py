@@ -450,10 +450,11 @@ def test_a_study_without_any_result_says_what_its_runs_do(writer, capsys):
     assert "1 lost" in capsys.readouterr().err
 
 
-def test_a_study_yaml_of_an_earlier_version_names_the_key_and_what_replaced_it(study, capsys):
+def test_a_study_yaml_of_an_earlier_version_is_refused_by_the_key_that_left(study, capsys):
     study.plan(("norm=layer",), looks=[8, 12])
     assert main(["compare", str(study.root / "study")]) == 2
-    assert "a study has no key looks any more" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "a study has no key of this name" in err and "got: looks: [8, 12]" in err and "try: seeds: 0-7" in err
 
 
 def test_many_runs_are_compared_without_torch(study, capsys):
