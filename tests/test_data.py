@@ -401,6 +401,13 @@ def test_text_behind_a_token_limit_may_hold_characters_that_the_vocabulary_lacks
     assert len(prepare(option("hub", **keys), tmp_path / "cache").train) == 999
 
 
+def test_a_data_set_s_tokens_come_with_the_share_of_validation_that_training_repeats(parquet: Path, tmp_path: Path):
+    chosen = option("hub", path=str(parquet), val_split="validation")
+    assert prepare(chosen, tmp_path / "cache").repeated == 0
+    write_table(parquet / "train-2.parquet", [TEXT])
+    assert prepare(chosen, tmp_path / "cache").repeated > 0.9
+
+
 def test_a_local_directory_is_known_by_its_content_not_by_its_place(parquet: Path, tmp_path: Path):
     before = fingerprint_of(option("hub", path=str(parquet)))
     moved = parquet.rename(tmp_path / "moved")
@@ -441,6 +448,7 @@ def test_shards_may_have_no_rows_or_other_columns_besides_the_text(parquet: Path
 
     chosen = option("hub", path=str(parquet), val_split="validation", streaming=streaming)
     before = prepare(chosen, tmp_path / "before")
+    (parquet / "dataset_infos.json").write_text("{}")  # describes the shards and is none
     pq.write_table(pa.table({"text": pa.array([], pa.string())}), parquet / "train-2.parquet")
     pd.DataFrame({"text": ["the last"], "url": ["x"]}).to_parquet(parquet / "train-3.parquet")
     after = prepare(chosen, tmp_path / "after")

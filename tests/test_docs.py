@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pandas as pd
@@ -223,6 +224,17 @@ def test_links_between_pages_lead_somewhere():
     for page in PAGES:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_pages_that_help_names_are_in_the_folder_that_it_shows_and_in_a_wheel(capsys):
+    for words in ([], *([verb.name] for verb in all_verbs())):
+        assert main([*words, "--help"]) == 0
+    shown = capsys.readouterr().out
+    folder = Path(re.search(r"(\S+) +what help calls docs/", shown)[1])
+    named = set(re.findall(r"docs/(\w+\.md)", shown))
+    assert len(named) >= 5 and named <= {page.name for page in folder.glob("*.md")}
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
+    assert build["wheel"]["force-include"][folder.name] == "nexus_ablate/docs" and "/docs" in build["sdist"]["include"]
 
 
 def test_the_index_leads_to_every_page():

@@ -96,6 +96,17 @@ def test_a_package_out_of_bounds_is_named_with_the_command_that_fixes_it(monkeyp
     assert bad.fix.startswith("pip install 'torch")
 
 
+def test_a_package_that_cannot_be_imported_is_named_with_the_reason(tmp_path, monkeypatch):
+    (tmp_path / "broken.py").write_text("import numpy.nowhere")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert doctor.import_error(("json", "broken", "absent"))[0] == "broken"
+    assert doctor.import_error(("json",)) == ("", "")
+    monkeypatch.setattr(doctor, "import_error", lambda modules: ("broken", "No module named 'numpy.nowhere'"))
+    (check,) = packages()
+    assert (check.name, check.ready, check.need) == ("broken", False, True)
+    assert "numpy.nowhere" in check.detail and check.fix == "pip install --force-reinstall broken"
+
+
 def test_gpus_that_torch_cannot_use_are_reported(tools, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.setattr(doctor.metadata, "version", lambda name: "2.13.0+cpu")

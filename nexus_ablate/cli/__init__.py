@@ -35,7 +35,15 @@ def help_text() -> str:
     for kind, verbs in groupby(all_verbs(), lambda verb: verb.kind):
         lines += ["", kind]
         lines += [f"  {verb.name:<13} {verb.summary}" for verb in verbs]
-    return "\n".join([*lines, "", "  nexus-ablate VERB --help   examples of a verb", ""])
+    lines += ["", "  nexus-ablate VERB --help   examples of a verb", f"  {docs()}   what help calls docs/", ""]
+    return "\n".join(lines)
+
+
+def docs() -> str:
+    """The folder of the pages that help names: inside the package in a wheel, next to it in a checkout."""
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    shipped = os.path.join(package, "docs")
+    return shipped if os.path.isdir(shipped) else os.path.join(os.path.dirname(package), "docs")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

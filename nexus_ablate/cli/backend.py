@@ -62,7 +62,7 @@ def backend_of(words: list[str], flags: Flags) -> tuple[list[str], Backend]:
             owner = "local" if flag in ACCEPTED["local"] else "slurm"
             given = shlex.join([flag.name, str(flags[flag.key])])
             if flag.repeated:
-                given = shlex.join([flag.name, "=".join(flags[flag.key][0])])
+                given = shlex.join([flag.name, "=".join(filter(None, flags[flag.key][0]))])
             raise ConfigError(
                 f"{flag.name} is for --launcher {owner}", f"--launcher {name} {given}", f"--launcher {owner} {given}"
             )

@@ -1,7 +1,7 @@
 """`nexus-ablate doctor`: checks whether this machine is ready, and says how to fix what isn't.
 
-Each check reports one thing. None imports torch or asks a server, SLURM's apart. Credentials are reported as
-present or absent, and never shown.
+Each check reports one thing. None imports torch into this process or asks a server, SLURM's apart. Credentials are
+reported as present or absent, and never shown.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -116,7 +117,7 @@ def checks(runs_dir: Path, submit: bool = False) -> Iterator[MachineCheck]:
 
 
 def packages() -> Iterator[MachineCheck]:
-    """The installed packages that don't satisfy this package's requirements, or that all do."""
+    """The installed packages that don't satisfy this package's requirements or can't be imported, or that all do."""
     from packaging.requirements import Requirement
 
     try:
@@ -124,17 +125,37 @@ def packages() -> Iterator[MachineCheck]:
     except metadata.PackageNotFoundError:
         yield MachineCheck("packages", False, "nexus-ablate is not installed: versions are unknown", "pip install -e .")
         return
-    fit = True
+    fit, modules = True, []
     for each in required:
         version = _version(each.name)
         is_needed = each.marker is None or each.marker.evaluate({"extra": ""})
+        if is_needed:
+            modules.append("hydra" if each.name == "hydra-core" else each.name.replace("-", "_"))
         if is_needed and not (version and each.specifier.contains(version, prereleases=True)):
             fit = False
             fix = f"pip install '{each.name}{each.specifier}'"
             yield MachineCheck(each.name, False, version or "not installed", fix, need=True)
-    if fit:
+    module, reason = import_error(tuple(modules)) if fit else ("", "")
+    if module:
+        fix = f"pip install --force-reinstall {module}"
+        yield MachineCheck(module, False, f"cannot be imported: {reason}", fix, need=True)
+    elif fit:
         detail = f"within their bounds, torch {_version('torch')}, Python {platform.python_version()}"
         yield MachineCheck("packages", True, detail, need=True)
+
+
+@cache
+def import_error(modules: tuple[str, ...]) -> tuple[str, str]:
+    """The first module that cannot be imported, and why; two empty texts where all can.
+
+    Another process imports them, as that may take seconds or end it.
+    """
+    loop = "import importlib, sys\nfor name in sys.argv[1:]: print(name, flush=True), importlib.import_module(name)"
+    done = subprocess.run([sys.executable, "-P", "-c", loop, *modules], capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return "", ""
+    reason = (done.stderr.splitlines() or [f"status {done.returncode}"])[-1]
+    return done.stdout.splitlines()[-1], reason
 
 
 def device() -> MachineCheck:
@@ -213,6 +234,8 @@ def shared(runs_dir: Path) -> MachineCheck:
         if done.returncode == 0:
             return MachineCheck("runs on nodes", True, f"a job saw a file in {path}")
         why = (done.stderr.strip().splitlines() or ["it is not there"])[0]
+    except subprocess.TimeoutExpired:
+        return MachineCheck("runs on nodes", False, "srun does not answer", "is SLURM's controller running?")
     except (OSError, subprocess.SubprocessError) as error:
         why = str(error)
     detail = f"a job saw no file in {path}: {why}"

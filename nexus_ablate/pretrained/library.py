@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 Files = dict[Path, list[str] | None]
 """Files with the tensors to read from each; None for all."""
 COPY = "copy the directory again"
-MOST_LAYERS = 10_000
 FROM_ONE = "take config.json and weights from one model"
 SAFE = "save it as safetensors: model.save_pretrained(DIR)"
 
@@ -78,13 +77,6 @@ def parse_config(values: dict[str, Any]) -> Any:
     if quantization := values.get("quantization_config"):
         got = f"quantization_config={quantization!r}"
         raise ConfigError("the weights are quantized", got, "the model in float32, float16 or bfloat16")
-    deep = {}
-    for name, value in values.items():
-        if "layers" in name and isinstance(value, int | float) and value > MOST_LAYERS:
-            deep[name] = f"{name}={value}"
-    if deep:  # the library would list so many layers that memory runs out
-        fix = f"{next(iter(deep))}: 32"
-        raise ConfigError(f"no model has more than {MOST_LAYERS} layers", ", ".join(deep.values()), fix)
     try:
         config = transformers.CONFIG_MAPPING[kind].from_dict(values)
     except Exception as error:  # whatever the library's own checks raise

@@ -14,7 +14,6 @@ LLAMA = {"model_type": "llama", "hidden_size": 16, "num_hidden_layers": 1, "num_
 LLAMA |= {"intermediate_size": 32, "vocab_size": 64}
 HUGE = 10**9
 CONFIGS: dict[str, Any] = {
-    "a billion layers": LLAMA | {"num_hidden_layers": HUGE},
     "a billion wide": LLAMA | {"hidden_size": HUGE},
     "a billion heads": LLAMA | {"hidden_size": 2 * HUGE, "num_attention_heads": HUGE},
     "no heads": LLAMA | {"num_attention_heads": 0},
