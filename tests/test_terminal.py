@@ -204,12 +204,11 @@ def test_the_last_line_of_a_multirun_compares_its_arms_even_if_none_is_the_defau
 
 
 @pytest.mark.slow
-def test_a_study_names_each_job_and_ends_with_a_ranking_and_the_next_command(tiny_run, tmp_path, capfd, monkeypatch):
+def test_a_study_names_each_job_and_ends_with_the_next_command(tiny_run, tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
     base = [text for text in tiny_run("train.steps=4") if not text.startswith("train.threads")]
     assert main(["study", "mine", "vary.norm=layer", "seeds=0,1", *base, "--workers", "1"]) == 0
     lines = capfd.readouterr().err.splitlines()
     assert any(line.startswith("job 2/4  norm=layer  seed 0  val loss ") for line in lines)
-    assert {line.split()[0] for line in lines[lines.index("") + 2 : lines.index("") + 4]} == {"baseline", "norm=layer"}
     assert lines[-2].startswith("4 of 4 runs finished; this launch took ")
     assert lines[-1] == "next  nexus-ablate compare runs/mine"

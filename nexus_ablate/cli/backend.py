@@ -120,7 +120,7 @@ def _slurm(words: list[str], flags: Flags, device: str, settings: list[str]) -> 
     workers = resources.pop("workers", "auto")
     if workers != "auto":
         resources["parallel"] = workers
-    sbatch = {name: value for name, value in options if name != "setup"}
+    sbatch = {name: "" if value == "true" else value for name, value in options if name != "setup"}
     if device != "cpu" and not any("gpu" in name for name in sbatch):
         sbatch.setdefault("gres", "gpu:1")
     setup = tuple(line for name, line in options if name == "setup")

@@ -129,10 +129,10 @@ def target(flag: str, picture: bool = False) -> Callable[[str], Path]:
 
 
 def _sbatch(text: str) -> tuple[str, str]:
-    """The name and the value of an option of sbatch; '' for one without a value."""
-    name, equals, value = text.removeprefix("--").partition("=")
-    if not name or (equals and not value):
-        raise ValueError("NAME=VALUE, or NAME")
+    """The name and the value of an option of sbatch."""
+    name, _, value = text.removeprefix("--").partition("=")
+    if not name or not value:
+        raise ValueError("NAME=VALUE")
     return name.replace("_", "-"), value
 
 
