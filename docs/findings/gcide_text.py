@@ -2,8 +2,8 @@
 
 python docs/findings/gcide_text.py gcide.dict.dz gcide.txt
 
-The input is usr/share/dictd/gcide.dict.dz of Debian's package dict-gcide 0.48.5+nmu2. Lines that only name a source, such
-as `[1913 Webster]`, and line breaks within an entry leave. Entries are sorted by their SHA-256, so that training and
+The input is usr/share/dictd/gcide.dict.dz of Debian's package dict-gcide 0.48.5+nmu2. Lines that only name a source,
+such as `[1913 Webster]`, and line breaks within an entry leave. Entries are sorted by SHA-256, so that training and
 validation text hold words of all letters; an entry that occurs twice is kept once.
 """
 
