@@ -190,7 +190,8 @@ def main() -> None:
     page.write_text(text, encoding="utf-8")
     rows = findings(text)
     (DOCS / "findings.jsonl").write_text(records(rows), encoding="utf-8")
-    draw([row for row in rows if row.values], DOCS / "findings.png")
+    if trained := [row for row in rows if row.values]:
+        draw(trained, DOCS / "findings.png")
 
 
 if __name__ == "__main__":

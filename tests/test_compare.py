@@ -431,7 +431,7 @@ def test_the_default_margin_is_a_five_hundredth_of_the_baseline_s_loss(writer, s
 @pytest.mark.parametrize(
     ("flags", "problem", "fix"),
     [
-        ([], "no arm is called baseline", "--baseline bias=on"),
+        ([], "several arms could be the baseline", "--baseline bias=on"),
         (["--baseline", "norm=lyer"], "there is no arm of this name", "norm=layer"),
     ],
 )

@@ -12,6 +12,7 @@ import numpy as np
 from nexus_ablate.comparison.rates import CRITERION, best_rate, weights_at_best
 from nexus_ablate.comparison.read import LeftOut, Run
 from nexus_ablate.comparison.statistics import Array
+from nexus_ablate.config.run_config import flat
 from nexus_ablate.errors import ConfigError, unknown
 from nexus_ablate.provenance import differ, differing_files
 from nexus_ablate.runs.naming import BASELINE
@@ -160,7 +161,7 @@ def baseline_of(arms: list[Arm], requested: str | None) -> Arm:
         requested: Its name, where the user gave one.
 
     Raises:
-        ConfigError: There is no such arm.
+        ConfigError: There is no such arm; or none was requested, and it is not plain which.
     """
     names = {arm.name: arm for arm in arms}
     wanted = requested or BASELINE
@@ -168,4 +169,22 @@ def baseline_of(arms: list[Arm], requested: str | None) -> Arm:
         return names[wanted]
     if requested is not None:
         raise unknown("there is no arm of this name", requested, names)
-    raise ConfigError(f"no arm is called {BASELINE}", ", ".join(names), f"--baseline {min(names, key=len)}")
+    for arm in _plain(arms):
+        return arm
+    raise ConfigError("several arms could be the baseline", ", ".join(names), f"--baseline {min(names, key=len)}")
+
+
+def _plain(arms: list[Arm]) -> list[Arm]:
+    """The arms that have the default wherever arms differ."""
+    from nexus_ablate.config.compose import compose
+
+    default, configs = flat(compose([]).nested()), [flat(arm.config) for arm in arms]
+    varied = []
+    for key in {key for config in configs for key in config}:
+        if any(config.get(key) != configs[0].get(key) for config in configs):
+            varied.append(key)
+    plain = []
+    for arm, config in zip(arms, configs, strict=True):
+        if all(config.get(key) == default.get(key) for key in varied):
+            plain.append(arm)
+    return plain
