@@ -10,7 +10,7 @@ from pathlib import Path
 
 from nexus_ablate import compare
 
-(table,) = compare(sys.argv[1], allow=["tokens", "schedule"]).tables
+(table,) = compare(sys.argv[1], allow=["tokens"]).tables
 losses = {}
 for arm in table.arms:
     values = arm.values("val_loss", [*range(60)]).tolist()

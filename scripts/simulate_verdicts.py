@@ -215,8 +215,11 @@ def tuned(
     return counted(words_of(losses, arms))
 
 
-def worth_covers(random: Random, multiple: float, seeds: int) -> float:
-    """The interval of worth holds the planted multiple; a pair's SD is a tenth of what twice the compute is worth."""
+def worth(random: Random, multiple: float, seeds: int) -> bool:
+    """Whether the interval of worth holds the planted multiple, or beyond the budgets the bound is on its side.
+
+    A pair's standard deviation is a tenth of what twice the compute is worth.
+    """
     multiples = np.array([0.5, 1.0, 2.0])
     noise = 0.1 * HALF
     seed_part = noise * random.normal(size=seeds)
@@ -225,7 +228,9 @@ def worth_covers(random: Random, multiple: float, seeds: int) -> float:
     curve = LossByCompute(multiples, budgets.mean(axis=1))
     effect = paired_effect(arm - budgets[1], LEVEL)
     assert effect is not None
-    low, high = (curve.multiple_of(curve.losses[1] + end) for end in (effect.high, effect.low))
+    at, low, high = (curve.multiple_of(curve.losses[1] + end) for end in (effect.delta, effect.high, effect.low))
+    if not 0.5 < multiple < 2:
+        return at == (math.inf if multiple > 1 else 0.0)
     return low <= multiple <= high
 
 
@@ -306,8 +311,11 @@ def cases() -> Iterator[Case]:
     yield Case("the same by the error over seeds alone (not offered)", 2, 1, 8, None, table)
 
     for multiple in (0.8, 1.0, 1.25):
-        table = partial(worth_covers, multiple=multiple, seeds=8)
+        table = partial(worth, multiple=multiple, seeds=8)
         yield Case(f"worth {multiple:g}: the interval holds it", 1, 1, 8, 0.93, table, at_least=True)
+    for multiple, bound in ((0.4, "below 0.5x"), (2.5, "above 2x")):
+        table = partial(worth, multiple=multiple, seeds=8)
+        yield Case(f"worth {multiple:g}: `{bound}`", 1, 1, 8, 0.93, table, at_least=True)
 
 
 def simulate(case: Case, tables: int) -> float:

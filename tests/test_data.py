@@ -782,10 +782,15 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
+def become_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 CACHED = ("train.npy", "val.npy", "tokenizer.json", "manifest.json")
 
 
-@pytest.mark.parametrize(("file", "damage"), [*itertools.product(CACHED, (truncate, flip, Path.unlink))])
+@pytest.mark.parametrize(("file", "damage"), [*itertools.product(CACHED, (truncate, flip, Path.unlink, become_pipe))])
 def test_a_damaged_cache_is_rebuilt_and_never_used(text_file: Path, tmp_path: Path, file: str, damage: Any):
     root = tmp_path / "cache"
     chosen = files(text_file, tokenizer="char")

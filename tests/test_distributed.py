@@ -15,7 +15,7 @@ from processes import Processes
 
 from nexus_ablate import errors
 from nexus_ablate.cli import main
-from nexus_ablate.comparison.windows import read_windows
+from nexus_ablate.comparison.read import read_windows
 from nexus_ablate.data import Batches
 from nexus_ablate.kernels import normuon
 from nexus_ablate.runs import find_runs, read_run
@@ -53,7 +53,7 @@ def furthest(first, second):
     one, other = (load_newest(run.path / "checkpoints").tensors["model"] for run in (first, second))
     windows = [read_windows(run.path / "evaluation.jsonl") for run in (first, second)]
     assert (windows[0].places == windows[1].places).all()
-    pairs += zip(windows[0].losses, windows[1].losses, strict=True)
+    pairs += zip(windows[0].by_block, windows[1].by_block, strict=True)
     differences = [abs(x - y) / abs(y) for x, y in pairs]
     return max(*differences, *(float((one[n] - other[n]).norm() / other[n].norm()) for n in one if other[n].any()))
 

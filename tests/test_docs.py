@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -66,6 +67,7 @@ def desk(tmp_path, monkeypatch):
     monkeypatch.setenv("NEXUS_ABLATE_CACHE", str(tmp_path / "cache"))
     for name in ("book.txt", "tinyshakespeare.txt", "gcide.txt"):
         (tmp_path / name).write_text("to be or not to be\n" * 500)
+    shutil.copytree(ROOT / "docs/findings", tmp_path / "docs/findings")
     documents = pd.DataFrame({"text": ["to be or not to be\n" * 50] * 10, "review": ["it was good\n" * 50] * 10})
     documents.to_json(tmp_path / "notes.jsonl", orient="records", lines=True)
     documents.to_csv(tmp_path / "reviews.csv", index=False)
@@ -101,7 +103,7 @@ def with_what_it_needs(words: list[str], place: Path) -> None:
         return
     if words[0] not in ("compare", "status", "show", "sample", "evaluate", "sync"):
         return
-    for study in ("norms", "norms_micro", "first_look", "mine", "rates", "scratch", "imported"):
+    for study in ("norms", "prose_norm", "norms_micro", "first_look", "mine", "rates", "scratch", "imported"):
         writer = Writer(place / "runs", study)
         writer.arm(losses=[2.0, 2.01, 1.99, 2.0, 2.02])
         writer.arm("norm=layer", losses=[2.1, 2.12, 2.09, 2.11, 2.12])

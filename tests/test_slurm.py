@@ -336,7 +336,7 @@ def test_an_option_of_sbatch_is_taken_in_every_spelling(typed, option, fake_slur
 
 @pytest.mark.parametrize("word", ["hydra.launcher.setup=[module load cuda,export X=1]", ""])
 def test_setup_lines_stand_before_the_run_in_the_script_of_a_job(word, fake_slurm, tiny_run):
-    flags = ["--sbatch", "setup=module load cuda", "--sbatch", "setup=export X=1", "--sbatch", "exclusive"]
+    flags = ["--sbatch", "setup=module load cuda", "--sbatch", "setup=export X=1", "--sbatch", "exclusive=true"]
     words = ["-m", *tiny_run(), "norm=rms,layer", "--launcher", "slurm"]
     assert main([*words, *([word] if word else flags)]) == 0
     script = fake_slurm.scripts.read_text().splitlines()

@@ -106,6 +106,9 @@ def test_the_loss_of_a_running_run_is_the_last_that_was_measured(finished_run):
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     log.write_text("".join(json.dumps(row) + "\n" for row in rows if row["step"] <= 13))
     at_ten = {row["step"]: row[LOSS] for row in rows if LOSS in row}[10]
+    assert "end with different batches" in read_line(path).reason, "as a finished run it is no result"
+    status = json.loads((path / "status.json").read_text())
+    (path / "status.json").write_text(json.dumps(status | {"state": "preempted"}))
     line = read_line(path)
     assert (line.step, line.steps, line.loss) == (13, 20, at_ten)
 

@@ -72,17 +72,17 @@ BESIDE = [
     (v.BETTER, FIVE, {}, (), "nothing"),
     (v.BETTER, FIVE, {"is_early": True}, ("early training",), "fewer than 10 tokens per parameter"),
     (v.DIVERGED, FIVE, {"is_early": True}, ("early training",), "the same"),
-    (v.WORSE, FIVE, {"is_exploratory": True}, ("exploratory",), "seeds were added"),
+    (v.WORSE, FIVE, {"always": ("exploratory",)}, ("exploratory",), "seeds were added"),
     (v.WORSE, counts(failed=2), {}, ("2 of 8 failed",), "runs without a finite loss"),
     (v.BETTER, counts(base_failed=2), {}, ("2 of 8 of the baseline failed",), "the baseline's"),
     (v.WORSE, counts(above_start=1), {}, ("1 of 8 ended above their loss at the start",), "kept, and said"),
-    (v.IDENTICAL, FIVE, {"is_exploratory": True, "is_early": True}, (), "equal is equal"),
+    (v.IDENTICAL, FIVE, {"always": ("exploratory",), "is_early": True}, (), "equal is equal"),
 ]
 
 
 @pytest.mark.parametrize(("word", "runs", "flags", "beside", "reason"), BESIDE, ids=[row[-1] for row in BESIDE])
 def test_what_stands_beside_a_word(word, runs, flags, beside, reason):
-    assert qualifiers(word, runs, **{"is_exploratory": False, "is_early": False, **flags}) == beside
+    assert qualifiers(word, runs, **{"always": (), "is_early": False, **flags}) == beside
 
 
 WIDE = effect(0.1, noise=1.0)

@@ -194,7 +194,7 @@ class _Handler(BaseHTTPRequestHandler):
         project = {"id": "p", "name": variables.get("project"), "entity": {"id": "e", "name": "me"}}
         if name == "GetDefaultEntity":
             return {"viewer": {"id": "v", "entity": "me"}}
-        if name == "Viewer":
+        if name in ("Viewer", "GetViewer"):  # the second is of wandb 0.28
             return {"viewer": {"id": "v", "entity": "me", "username": "me", "flags": "{}", "teams": {"edges": []}}}
         if name in ("RunResumeStatus", "ModelRunResumeStatus"):
             return {"model": {**project, "bucket": self._resume(variables["project"], variables["name"])}}

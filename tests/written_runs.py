@@ -15,6 +15,7 @@ import yaml
 
 from nexus_ablate.config.compose import compose, differences
 from nexus_ablate.runs import arm_name
+from nexus_ablate.runs.contradiction import config_file_hash
 
 TINY = (
     "model.n_layers=2",
@@ -88,6 +89,7 @@ class Writer:
         """
         values, name = config_of(overrides)
         values = {**values, "seed": seed, "experiment": self.study}
+        values["resolved"] = values["resolved"] | {"steps": self.steps}
         arm_hash = digest(overrides, folder if folder and folder.startswith("#") else "") * 4
         code = (env or {}).get("source", SOURCE)
         run_hash = digest(arm_hash, seed, code)
@@ -101,12 +103,14 @@ class Writer:
             "state": state, "reason": "" if state == "finished" else f"it is {state}", "started": started, "step": done,
             "traceback": "", "updated": NOW, "host": "elsewhere", "pid": 1, "heartbeat": NOW,
         })  # fmt: skip
-        (path / "config.yaml").write_text(yaml.dump(values, Dumper=DUMPER, sort_keys=False))
+        config_yaml = yaml.dump(values, Dumper=DUMPER, sort_keys=False)
+        (path / "config.yaml").write_text(config_yaml)
         (path / "overrides.txt").write_text("".join(f"{o}\n" for o in overrides))
         environment = {
             "version": "1", "host": "h", "python": "3", "packages": {"torch": "2"}, "git_commit": "abc",
             "git_dirty": False, "source": SOURCE, "plugins": {}, "config_hash": arm_hash,
-            "run_hash": run_hash, "arm_hash": digest(arm_hash, (env or {}).get("source")) * 4, **(env or {}),
+            "run_hash": run_hash, "config_file": config_file_hash(config_yaml),
+            "arm_hash": digest(arm_hash, (env or {}).get("source")) * 4, **(env or {}),
         }  # fmt: skip
         write_json(path / "env.json", environment)
         sizes = [16 + len(shape), 16]

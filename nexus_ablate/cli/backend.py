@@ -62,7 +62,7 @@ def backend_of(words: list[str], flags: Flags) -> tuple[list[str], Backend]:
             owner = "local" if flag in ACCEPTED["local"] else "slurm"
             given = shlex.join([flag.name, str(flags[flag.key])])
             if flag.repeated:
-                given = shlex.join([flag.name, "=".join(flags[flag.key][0])])
+                given = shlex.join([flag.name, "=".join(filter(None, flags[flag.key][0]))])
             raise ConfigError(
                 f"{flag.name} is for --launcher {owner}", f"--launcher {name} {given}", f"--launcher {owner} {given}"
             )
@@ -117,12 +117,12 @@ def _slurm(words: list[str], flags: Flags, device: str, settings: list[str]) -> 
             option = key.removeprefix("additional_parameters.")
             options.append((SBATCH_NAMES.get(option, option.replace("_", "-")), value))
     refuse_secrets(value for _, value in options)
-    sbatch = {name: value for name, value in options if name != "setup"}
-    if device != "cpu" and not any("gpu" in name for name in sbatch):
-        sbatch.setdefault("gres", "gpu:1")
     workers = resources.pop("workers", "auto")
     if workers != "auto":
         resources["parallel"] = workers
+    sbatch = {name: "" if value == "true" else value for name, value in options if name != "setup"}
+    if device != "cpu" and not any("gpu" in name for name in sbatch):
+        sbatch.setdefault("gres", "gpu:1")
     setup = tuple(line for name, line in options if name == "setup")
     slurm = Slurm(**resources, sbatch=sbatch, setup=setup, retry_failed="retry" in flags)
     slurm.check()

@@ -36,6 +36,7 @@ VERB = Verb(
 )
 
 SRUN_SECONDS = 120.0
+IMPORT_SECONDS = 300.0
 LITTLE_SPACE = 2 * 2**30
 """Fewest free bytes: enough for a study of small runs with checkpoints, token files and logs."""
 
@@ -151,7 +152,12 @@ def import_error(modules: tuple[str, ...]) -> tuple[str, str]:
     Another process imports them, as that may take seconds or end it.
     """
     loop = "import importlib, sys\nfor name in sys.argv[1:]: print(name, flush=True), importlib.import_module(name)"
-    done = subprocess.run([sys.executable, "-P", "-c", loop, *modules], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-P", "-c", loop, *modules]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_SECONDS, check=False)
+    except subprocess.TimeoutExpired as late:
+        begun = (late.stdout or b"").decode().split()  # bytes, whatever `text` says
+        return begun[-1] if begun else modules[0], f"it takes more than {IMPORT_SECONDS:g} s"
     if done.returncode == 0:
         return "", ""
     reason = (done.stderr.splitlines() or [f"status {done.returncode}"])[-1]
@@ -236,8 +242,6 @@ def shared(runs_dir: Path) -> MachineCheck:
         why = (done.stderr.strip().splitlines() or ["it is not there"])[0]
     except subprocess.TimeoutExpired:
         return MachineCheck("runs on nodes", False, "srun does not answer", "is SLURM's controller running?")
-    except (OSError, subprocess.SubprocessError) as error:
-        why = str(error)
     detail = f"a job saw no file in {path}: {why}"
     return MachineCheck("runs on nodes", False, detail, "runs_dir on a shared file system")
 

@@ -129,10 +129,10 @@ def target(flag: str, picture: bool = False) -> Callable[[str], Path]:
 
 
 def _sbatch(text: str) -> tuple[str, str]:
-    """The name and the value of an option of sbatch; '' for one that takes none."""
-    name, equals, value = text.removeprefix("--").partition("=")
-    if not name or (equals and not value):
-        raise ValueError("NAME=VALUE, or NAME")
+    """The name and the value of an option of sbatch."""
+    name, _, value = text.removeprefix("--").partition("=")
+    if not name or not value:
+        raise ValueError("NAME=VALUE")
     return name.replace("_", "-"), value
 
 
@@ -194,7 +194,7 @@ SLURM = (
     Flag(
         "--sbatch",
         "K=V",
-        "any option of sbatch, or a line before the run (setup=...); repeatable. --partition, --account, --qos, "
+        "any option of sbatch, or setup=LINE for a job's script; repeatable. --partition, --account, --qos, "
         "--constraint, --nodes and --gres (gpu:1) are taken alone",
         _sbatch,
         "account=mine",

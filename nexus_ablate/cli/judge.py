@@ -26,7 +26,7 @@ VERB = Verb(
         ("judge wandb:team/project --columns val_loss=eval/loss", "the runs of a W&B project"),
     ),
     (ARM, BASELINE, ENDPOINT, BETTER, COLUMNS, AT, DELTA_MIN, ALLOW, *OUTPUTS),
-    "Reads .csv, .tsv, .json, .jsonl, .parquet and tables in .md, W&B's exports among them. The word failed in place "
+    "Reads .csv, .tsv, .json, .jsonl and tables in .md, W&B's exports among them. The word failed in place "
     "of the endpoint counts as a failure to train. Without shared seeds Welch's unpaired test decides. "
     "docs/judging_other_runs.md explains it.",
     "one table of results",

@@ -58,12 +58,16 @@ def _show_run(record: RunRecord, picture: Path) -> None:
     from nexus_ablate.cli.evaluate import print_results
     from nexus_ablate.console import folded, grid, nearer, open_console
     from nexus_ablate.report.run_picture import run_figure, run_lines, save_figure
+    from nexus_ablate.runs import SETTLED
+    from nexus_ablate.runs.contradiction import contradiction
     from nexus_ablate.training.display import result_facts
 
     curves, figure = run_lines(record), run_figure(record)  # first: of a damaged run nothing is shown
     facts = {"run": f"{record.study} / {record.arm} / seed {record.seed}", "state": record.state}
     if record.status.get("reason"):
         facts["reason"] = record.status["reason"]
+    if record.state in SETTLED and (reason := contradiction(record)):
+        facts["contradicts itself"] = reason
     if record.summary is not None:
         facts |= result_facts(record.summary)
     console = open_console()

@@ -160,16 +160,17 @@ class Verb:
         value = value or after
         typed = f"{word} {after}".rstrip()
         help_command = f"nexus-ablate {self.name} --help"
-        flags = [name for flag in self.flags for name in (flag.name, *flag.keys)] + ["--help"]
-        key, keys = name.lstrip("-"), default_keys()
-        is_flag = did_you_mean(key, [flag.lstrip("-") for flag in flags])
+        key, keys, flags = name.lstrip("-"), default_keys(), ["help"]
+        for flag in self.flags:
+            flags += [each.lstrip("-") for each in (flag.name, *flag.keys)]
+        is_flag = did_you_mean(key, flags)
         if value and OVERRIDES in self.takes and (key in keys or meaning(typed) or not is_flag):
             problem = f"{self.name} has no such flag; an option is typed {OVERRIDES}, without dashes"
             is_sweep = self.name == "train" and "," in value and not value.startswith("[")
             form = f"nexus-ablate -m {{}}={value}" if is_sweep else f"{{}}={value}"
             return unknown_word(problem, typed, key, keys, form, help_command, self.name)
-        form = f"{{}}{typed.removeprefix(name)}" if value else "{}"
-        return unknown_word(f"{self.name} has no flag of this name", typed, name, flags, form, help_command, self.name)
+        form = f"--{{}}{typed.removeprefix(name)}" if value else "--{}"
+        return unknown_word(f"{self.name} has no flag of this name", typed, key, flags, form, help_command, self.name)
 
     def _check_word(self, words: list[str]) -> None:
         """Check the first word where overrides alone are taken; a wrong one is repeated with the words behind it.

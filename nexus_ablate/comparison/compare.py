@@ -1,10 +1,11 @@
-"""From folders to a word: `compare` reads runs, groups them into arms and makes each row once, in `_row`."""
+"""From folders to a word: `compare` reads runs, groups them into arms and makes each row once, in `row_of`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from nexus_ablate.comparison.fairness import Check, checks, is_early, text_check
 from nexus_ablate.comparison.read import LeftOut, read_folder
 from nexus_ablate.comparison.statistics import FEWEST_BLOCKS, LEVEL, Array, Effect, paired_effect, sidak
 from nexus_ablate.comparison.verdict import (
+    EXPLORATORY,
     INCONCLUSIVE,
     LEARNED,
     Counts,
@@ -131,6 +133,15 @@ class Comparison:
     missing: dict[str, str] = field(default_factory=dict)
 
 
+class Folder(NamedTuple):
+    """What was read of a folder: its study, arms (the baseline first) and what gives no result."""
+
+    name: str
+    study: Study | None
+    arms: list[Arm]
+    left_out: list[LeftOut]
+
+
 def compare(
     dirs: str | Path | Iterable[str | Path], baseline: str | None = None, allow: Iterable[str] = ()
 ) -> Comparison:
@@ -145,39 +156,28 @@ def compare(
         ConfigError: There is nothing to compare, or a name does not exist.
     """
     names = [dirs] if isinstance(dirs, str | Path) else dirs
-    folders: dict[Path, set[str]] = {}
+    places: dict[Path, set[str]] = {}
     for path in [folder for name in names for folder in folders_of(Path(name))]:
-        study_folder, arm = _study_folder(path)
-        folders.setdefault(study_folder, set()).add(arm)
-    if not folders:
+        place, arm = _study_folder(path)
+        places.setdefault(place, set()).add(arm)
+    if not places:
         raise ConfigError("there is nothing to compare", "no folders", "nexus-ablate compare runs/norms")
-    studies = {folder: load(folder) for folder in folders}
-    read = {}
-    missing: dict[str, str] = {}
-    no_result: NoResult | None = None
-    for folder, chosen in folders.items():
-        study = studies[folder]
-        arms, left_out = arms_of(*read_folder(folder), study)
-        if "" not in chosen:
-            arms = [arm for arm in arms if arm.name in chosen or arm.name == (baseline or BASELINE)]
-        try:
-            base = _baseline(arms, study, left_out, baseline)
-            read[folder] = base, [arm for arm in arms if arm is not base], left_out
-        except NoResult as error:
-            missing[folder.name.partition("@")[2] or folder.name] = error.got
-            no_result = error
-    if no_result is not None and not read:
-        raise no_result
+    studies = {place: load(place) for place in places}
+    settings = {place.name.partition("@")[2] for place in places}
+    missing = {}
     for study in studies.values():
-        for setting in study.settings if study else ():
-            if all(folder.name.partition("@")[2] != setting for folder in folders):
-                missing.setdefault(setting, "no run yet")
-    cells = _cells(studies, {folder: others for folder, (_, others, _) in read.items()})
-    level = sidak(LEVEL, cells)
-    tables = []
-    for folder, (base, others, left_out) in read.items():
-        tables.append(_table(folder.name, studies[folder], base, others, left_out, level, cells, [*allow], baseline))
-    return Comparison(tables, missing)
+        missing |= {name: "no run yet" for name in (study.settings if study else ()) if name not in settings}
+    folders, errors = [], []
+    for place, chosen in places.items():
+        try:
+            folders.append(_read(place, studies[place], chosen, baseline))
+        except NoResult as error:
+            errors.append(error)
+            missing[place.name.partition("@")[2] or place.name] = error.got
+    if not folders:
+        raise errors[-1]
+    cells = _cells(studies, folders)
+    return Comparison([_table(folder, cells, baseline, [*allow]) for folder in folders], missing)
 
 
 def _study_folder(path: Path) -> tuple[Path, str]:
@@ -188,77 +188,101 @@ def _study_folder(path: Path) -> tuple[Path, str]:
     return (path.parent, path.name) if is_arm else (path, "")
 
 
-def _baseline(arms: list[Arm], study: Study | None, left_out: list[LeftOut], requested: str | None) -> Arm:
-    """The baseline, which has a run.
+def _read(place: Path, study: Study | None, chosen: set[str], requested: str | None) -> Folder:
+    """A folder with a baseline that has a run.
+
+    Args:
+        chosen: The arms to compare; "" stands for all of them.
 
     Raises:
-        NoResult: It has none.
+        NoResult: Its baseline has none.
     """
+    runs, unread = read_folder(place)
+    arms, others = arms_of(runs, study)
+    left_out = [*unread, *others]
+    if "" not in chosen:
+        arms = [arm for arm in arms if arm.name in chosen or arm.name == (requested or BASELINE)]
     fix = "nexus-ablate status DIR shows what the runs do"
     if not any(arm.runs for arm in arms):
         states = [out.state or "no run" for out in left_out]
         counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
         raise NoResult("no run here has a result yet", counts or "no run has started", fix)
-    base = baseline_of([arm for arm in arms if arm.name not in WORTH_ARMS], study, requested)
+    base = baseline_of([arm for arm in arms if arm.name not in WORTH_ARMS], requested)
     if not base.runs:
-        why = base.left_out[0].reason if base.left_out else "no run has started"
-        raise NoResult(f"no run of the baseline {base.name} has a result that can be used", why, fix)
-    return base
+        reasons = [out.reason for out in left_out if out.arm == base.name]
+        problem = f"no run of the baseline {base.name} has a result that can be used"
+        raise NoResult(problem, (reasons or ["no run has started"])[0], fix)
+    for arm in arms:
+        if arm.name not in WORTH_ARMS:
+            left_out += without_twin(arm, base)
+    return Folder(place.name, study, [base, *(arm for arm in arms if arm is not base)], left_out)
 
 
-def _cells(studies: dict[Path, Study | None], others: dict[Path, list[Arm]]) -> int:
+def without_twin(arm: Arm, base: Arm) -> list[LeftOut]:
+    """The runs of an arm at seeds at which the baseline has none."""
+    alone = arm.runs.keys() - base.runs.keys()
+    return [arm.runs[seed].left_out(f"the baseline has no result at seed {seed}") for seed in alone]
+
+
+def _cells(studies: dict[Path, Study | None], folders: list[Folder]) -> int:
     """Words about differences that share the 5%: those planned in each study.yaml, or without one those printed."""
     planned: dict[str, int] = {}
-    for folder, study in studies.items():
-        name = study.name if study else folder.name
-        planned[str(folder.with_name(name))] = study.cells if study else len(others.get(folder, []))
-    return max(sum(planned.values()), 1)
+    for place, study in studies.items():
+        if study is not None:  # of one study in several settings once
+            planned[str(place.with_name(study.name))] = study.cells
+    printed = sum(len(folder.arms) - 1 for folder in folders if folder.study is None)
+    return max(sum(planned.values()) + printed, 1)
 
 
-def _table(
-    name: str,
-    study: Study | None,
-    base: Arm,
-    others: list[Arm],
-    left_out: list[LeftOut],
-    level: float,
-    cells: int,
-    allow: list[str],
-    requested: str | None,
-) -> Table:
-    budgets = [arm for arm in others if arm.name in WORTH_ARMS]
-    others = [arm for arm in others if arm.name not in WORTH_ARMS]
+@dataclass(frozen=True)
+class Context:
+    """What all rows of a table share.
+
+    Attributes:
+        beside: What stands beside every word of an interval.
+        curve: The baseline's loss by compute, where it is known.
+    """
+
+    base: Arm
+    conditions: list[Check]
+    left_out: list[LeftOut]
+    beside: tuple[str, ...] = ()
+    curve: LossByCompute | None = None
+
+
+def _table(folder: Folder, cells: int, requested: str | None, allow: list[str]) -> Table:
+    study, left_out = folder.study, folder.left_out
+    base, *others = [arm for arm in folder.arms if arm.name not in WORTH_ARMS]
     seeds = sorted(base.runs)
-    curve = loss_by_compute(base, budgets, seeds) if study is not None and study.worth else None
-    endpoints = [
-        with_margin(endpoint, base, curve) for endpoint in (study.endpoints if study else [Endpoint("val_loss")])
-    ]
-    for arm in others:
-        for seed in arm.runs.keys() - base.runs.keys():
-            left_out.append(arm.runs[seed].left_out(f"the baseline has no result at seed {seed}"))
+    curve = None
+    if study is not None and study.worth:
+        curve = loss_by_compute(base, [arm for arm in folder.arms if arm.name in WORTH_ARMS], seeds)
+    planned = study.endpoints if study is not None else [Endpoint("val_loss")]
+    endpoints = [with_margin(endpoint, base, curve) for endpoint in planned]
     conditions = checks(base, others, study, endpoints, left_out, allow)
     is_exploratory = study is not None and (bool(study.added_seeds) or requested not in (None, BASELINE))
+    context = Context(base, conditions, left_out, (EXPLORATORY,) if is_exploratory else (), curve)
+    level = sidak(LEVEL, cells)
     tables, effects, lacking = [], {}, {}
     for endpoint in endpoints:
         rows = [Row(base, endpoint, seeds)]
         for arm in others:
-            row, why = _row(arm, base, endpoint, level, conditions, is_exploratory, curve)
-            rows.append(row)
-            if row.effect is not None and endpoint is endpoints[0]:
-                effects[arm.name] = row.effect
-                if why:
-                    lacking[arm.name] = why
+            shared, differences = pairs_of(arm, base, endpoint)
+            by_block, shares, why = _by_block(arm, base, shared, endpoint)
+            effect = paired_effect(differences, level, by_block=by_block, shares=shares)
+            rows.append(row_of(context, arm, endpoint, shared, differences, effect))
+            if rows[-1].effect is not None and endpoint is endpoints[0]:
+                effects[arm.name] = rows[-1].effect
+                lacking |= {arm.name: why} if why else {}
         tables.append(rows)
-    if effects:
-        conditions.append(text_check(effects, lacking, base))
-    return Table(name, study, tables[0], tables[1:], level, cells, conditions, [base, *others], left_out)
+    about_text = [text_check(effects, lacking, base)] if effects else []
+    arms = [base, *others]
+    return Table(folder.name, study, tables[0], tables[1:], level, cells, conditions + about_text, arms, left_out)
 
 
 def with_margin(endpoint: Endpoint, base: Arm, curve: LossByCompute | None) -> Endpoint:
     """The endpoint with its smallest difference that matters as a number, where there is one."""
-    if endpoint.compute:
-        if curve is None:
-            return endpoint
+    if endpoint.compute and curve is not None:
         return endpoint.with_margin(curve.margin(endpoint.compute), f"what {endpoint.delta_min} is worth")
     mean = base.mean(endpoint.name)
     if endpoint.delta_min == "auto" and endpoint.name in BY_WINDOW and mean:
@@ -266,57 +290,49 @@ def with_margin(endpoint: Endpoint, base: Arm, curve: LossByCompute | None) -> E
     return endpoint
 
 
-def _row(
-    arm: Arm,
-    base: Arm,
-    endpoint: Endpoint,
-    level: float,
-    conditions: list[Check],
-    is_exploratory: bool,
-    curve: LossByCompute | None,
-) -> tuple[Row, str]:
-    """The row of an arm, and why its interval lacks the error over evaluation text; "" where it does not."""
+def pairs_of(arm: Arm, base: Arm, endpoint: Endpoint) -> tuple[list[int], Array]:
+    """The seeds at which arm and baseline both have a value, and (seeds,) their differences, arm minus baseline."""
     shared = sorted(arm.runs.keys() & base.runs.keys())
     differences = arm.on_scale(endpoint, shared) - base.on_scale(endpoint, shared)
     is_pair = np.isfinite(differences)
-    seeds, differences = [seed for seed, pair in zip(shared, is_pair, strict=True) if pair], differences[is_pair]
-    broken = unfair(arm, conditions, endpoint)
-    effect, lacking = None, ""
-    if not broken or broken == [LEARNED]:
-        by_block, shares, lacking = _by_block(arm, base, seeds, endpoint)
-        effect = paired_effect(differences, level, by_block=by_block, shares=shares)
+    return [seed for seed, pair in zip(shared, is_pair, strict=True) if pair], differences[is_pair]
+
+
+def row_of(
+    context: Context, arm: Arm, endpoint: Endpoint, seeds: list[int], differences: Array, effect: Effect | None
+) -> Row:
+    """The row of an arm: its word, its sentence and what it is worth."""
+    base = context.base
+    broken = unfair(arm, context.conditions, endpoint)
+    if broken not in ([], [LEARNED]):
+        effect = None
     is_identical = _is_identical(arm, base)
-    counts = counts_of(arm, base)
-    word = word_of(endpoint, effect, counts, broken, is_identical)
-    row = Row(
-        arm=arm,
-        endpoint=endpoint,
-        seeds=seeds,
-        differences=differences,
-        effect=effect,
-        unfair=broken,
-        word=word,
-        qualifiers=qualifiers(word, counts, is_exploratory, is_early(arm, base)),
-        sentence=sentence(word, endpoint, effect, counts, broken),
-    )
-    if effect is not None and word == INCONCLUSIVE:
-        row = replace(row, needed=seeds_to_decide(effect, endpoint))
-    if effect is not None and curve is not None and endpoint.name == "val_loss":
-        pairs = [(arm.runs[seed], base.runs[seed]) for seed in seeds]
-        is_same_machine = not any(unlike_machine(run, twin) for run, twin in pairs)
-        row = replace(row, worth=worth_of(effect, arm, base, curve, is_same_machine))
-    return row, lacking
-
-
-def counts_of(arm: Arm, base: Arm) -> Counts:
-    """How the runs of an arm and of the baseline ended."""
-    return Counts(
+    waiting = [out for out in context.left_out if out.arm == arm.name and out.seed not in arm.runs]
+    counts = Counts(
         runs=len(arm.runs),
         failed=len(arm.failed),
         base_runs=len(base.runs),
         base_failed=len(base.failed),
         above_start=sum(run.ended_above_start for run in arm.runs.values()),
-        waiting=len(arm.left_out),
+        waiting=len(waiting),
+    )
+    word = word_of(endpoint, effect, counts, broken, is_identical)
+    worth = None
+    if effect is not None and context.curve is not None and endpoint.name == "val_loss":
+        is_same_machine = not any(unlike_machine(arm.runs[seed], base.runs[seed]) for seed in seeds)
+        worth = worth_of(effect, arm, base, context.curve, is_same_machine)
+    return Row(
+        arm=arm,
+        endpoint=endpoint,
+        seeds=seeds,
+        differences=differences,
+        effect=effect,
+        worth=worth,
+        unfair=broken,
+        word=word,
+        qualifiers=qualifiers(word, counts, context.beside, is_early(arm, base)),
+        sentence=sentence(word, endpoint, effect, counts, broken),
+        needed=seeds_to_decide(effect, endpoint) if effect is not None and word == INCONCLUSIVE else None,
     )
 
 
@@ -336,14 +352,16 @@ def _by_block(arm: Arm, base: Arm, seeds: list[int], endpoint: Endpoint) -> tupl
     if endpoint.name not in BY_WINDOW:
         return None, None, f"{endpoint.name} is not recorded by window of text"
     first = base.runs[seeds[0]].windows if seeds else None
-    for seed in seeds:
-        for _, run in [*arm.runs_at(seed), *base.runs_at(seed)]:
-            if run.windows is None or first is None:
-                return None, None, f"losses by window of text not recorded (seed {seed})"
-            if not np.array_equal(run.windows.places, first.places):
-                return None, None, f"other windows of text (seed {seed})"
-    if first is None:
+    if not seeds:
         return None, None, ""
+    for seed in seeds:
+        for _, runs in (*arm.counted, *base.counted):
+            windows = runs[seed].windows
+            if windows is None or first is None:
+                return None, None, f"losses by window of text not recorded (seed {seed})"
+            if not np.array_equal(windows.places, first.places):
+                return None, None, f"other windows of text (seed {seed})"
+    assert first is not None
     blocks = len(first.shares)
     if blocks < FEWEST_BLOCKS:
         tokens = FEWEST_BLOCKS * BLOCK_WINDOWS * first.tokens // len(first.places)
@@ -352,14 +370,12 @@ def _by_block(arm: Arm, base: Arm, seeds: list[int], endpoint: Endpoint) -> tupl
     unit = 1.0
     if endpoint.name == "val_bpb":  # the same tokens everywhere: a constant times the loss
         unit = float(np.nanmean(base.values("val_bpb", seeds)) / np.nanmean(base.values("val_loss", seeds)))
-    by_block = np.array([_losses_by_block(arm, seed) - _losses_by_block(base, seed) for seed in seeds])
-    return unit * by_block, first.shares, ""
+    by_block = []
+    for seed in seeds:
+        by_block.append(_losses_by_block(arm, seed) - _losses_by_block(base, seed))
+    return unit * np.array(by_block), first.shares, ""
 
 
 def _losses_by_block(arm: Arm, seed: int) -> Array:
     """(blocks,) at the arm's own best learning rate where it has one."""
-    total = 0.0
-    for weight, run in arm.runs_at(seed):
-        assert run.windows is not None
-        total = total + weight * run.windows.by_block
-    return np.asarray(total)
+    return arm.at_best(seed, lambda run: run.windows.by_block if run.windows else np.nan)

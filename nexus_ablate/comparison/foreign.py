@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
+import math
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from nexus_ablate.comparison.read import LeftOut
 from nexus_ablate.errors import ConfigError, did_you_mean, printable
 from nexus_ablate.measure.measures import measure_of
 from nexus_ablate.plain_data import LARGEST, UNREADABLE
 from nexus_ablate.runs.naming import BASELINE
+from nexus_ablate.runs.reading import leaves
 
 Frame: TypeAlias = Any
-"""A pandas.DataFrame."""
-Rows: TypeAlias = dict[int, dict[str, Any]]
-"""Cells by column, by the number of the row."""
-Cells: TypeAlias = Any
-"""A pandas.Series. Its type hints don't know what comes out of an expression."""
+"""A pandas.DataFrame, whose type hints don't know what comes out of an expression."""
+Numbered: TypeAlias = dict[int, dict[str, Any]]
+"""The rows of a file, each by its number."""
 NONE = "none"
 """Of `--columns seed=none`: the table has no such column."""
 FAILED = ("failed", "diverged", "nan", "inf", "-inf", "infinity", "-infinity")
@@ -44,9 +45,11 @@ NUMBERS = ("step", "steps", "tokens", "seconds")
 NO_ARMS = ("Notes", "User", "Tags", "Created", "Updated", "Runtime", "End Time", "Hostname", "Sweep", "Commit", "Date")
 """Columns of exports that describe no arm."""
 ONE_ROW_PER_RUN = "one row per run, with the columns arm, seed and val_loss"
+NO_NUMBER = f"a number without unit; `{FAILED[0]}` if the run failed to train, which counts; or remove the row"
 _DECIMAL_COMMA = re.compile(r"^([+-]?\d+),(\d+(?:[eE][+-]?\d+)?)$")
-_CHART = r"^(?P<run>.+?) - (?P<metric>.+?)(?P<end>__MIN|__MAX)?$"
+_CHART = re.compile(r"(?P<run>.+?) - (?P<metric>.+?)(?P<end>__MIN|__MAX)?")
 """A column of W&B's chart export: the run, the metric, and the ends of what was averaged."""
+_RULER = re.compile(r"\|[-:| ]+")
 _RUN_NAME = r"^(?P<arm>.+?)[-_ /,=]+(?:seed|s)?[-_=]?(?P<seed>\d{1,15})$"
 """A run that is named by its arm and its seed: `rms-0`, `rms_seed1`."""
 
@@ -65,14 +68,11 @@ class Source:
     cells: Frame
     note: str = ""
 
-    def renamed(self, columns: dict[str, str]) -> Frame:
+    def renamed(self, columns: Mapping[str, str]) -> Frame:
         """The cells under the names that judge uses: those of `columns`, else what `OPTIONAL` lists."""
         usual = {name: next(filter(self.cells.columns.__contains__, names), name) for name, names in OPTIONAL.items()}
-        cells = self.cells
-        for name, column in {**usual, **columns}.items():
-            if column != name:
-                cells = cells.drop(columns=name, errors="ignore").rename(columns={column: name})
-        return cells
+        names = {column: name for name, column in {**usual, **columns}.items() if column != name}
+        return self.cells.drop(columns=names.values(), errors="ignore").rename(columns=names)
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -89,129 +89,106 @@ def read_source(path: Path) -> Source:
         fix = f"a file that ends in {', '.join(READERS)}, or wandb:ENTITY/PROJECT"
         raise ConfigError("judge cannot read a table of this kind", str(path), fix)
     try:
-        frame = frame_of(READERS[kind](path.read_bytes()))
+        rows = READERS[kind](path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         fix = f"ls {shlex.quote(str(path.parent))}"
         raise ConfigError("there is no file of this name", str(path), fix) from None
-    except (*UNREADABLE, NotImplementedError, csv.Error, OSError) as error:
+    except (*UNREADABLE, IndexError, csv.Error, OSError) as error:
         raise ConfigError(f"{path} is not a table", printable(str(error), 200), ONE_ROW_PER_RUN) from None
-    unit = "row" if kind in (".json", ".parquet") else "line"
-    frame.index = [f"{path.name}, {unit} {number}" for number in frame.index]
-    return source_of(str(path), frame)
+    unit = "row" if kind == ".json" else "line"
+    return source_of(str(path), {f"{path.name}, {unit} {number}": row for number, row in rows.items()})
 
 
-def source_of(name: str, frame: Frame) -> Source:
-    """The table of a frame, with a row per run and step, and with arms and seeds.
+def source_of(name: str, rows: Mapping[str, dict[str, Any]]) -> Source:
+    """The table of some rows. Nested objects are columns with dots, as W&B shows them: `optim.lr`.
 
     Raises:
-        ConfigError: It has no rows.
+        ConfigError: There is none.
     """
-    if frame.empty:
+    if not rows:
         raise ConfigError("the table has no rows", name, ONE_ROW_PER_RUN)
-    cells = _chart(frame.astype(object).where(frame.notna(), "").astype(str))
-    names = [column for column in ("run", "Name") if column in cells]
-    if names and "arm" not in cells and not any(map(_is_seed, cells)):
-        parts = cells[names[0]].str.extract(_RUN_NAME)
+    import pandas
+
+    texts = {}
+    for place, row in rows.items():
+        texts[place] = {".".join(keys): "" if cell is None else str(cell).strip() for keys, cell in leaves(row)}
+    texts = _chart(texts)
+    cells = pandas.DataFrame([*texts.values()], [*texts], dtype=object).fillna("")
+    labels = cells.columns.intersection(["run", "Name"])
+    if len(labels) and "arm" not in cells and not any(map(_is_seed, cells)):
+        parts = cells[labels[0]].str.extract(_RUN_NAME)
         if parts.notna().all(axis=None):
-            return Source(
-                name, cells.assign(arm=parts["arm"], seed=parts["seed"]), f"arms and seeds are read from {names[0]}; "
-            )
+            return Source(name, cells.join(parts), f"arms and seeds are read from {labels[0]}; ")
     return Source(name, cells)
 
 
-def frame_of(rows: Mapping[Any, dict[str, Any]]) -> Frame:
-    """Nested objects are columns with dots, as W&B shows them: `optim.lr`."""
-    import pandas
+def _chart(rows: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
+    """W&B's chart export, a column per run and metric, as a log with a row per run and step; another table as it is."""
+    step, *others = next(iter(rows.values())) or ("",)
+    parts = {column: _CHART.fullmatch(column) for column in others}
+    if not parts or None in parts.values():
+        return rows
+    log = {}
+    for place, cells in rows.items():
+        for column, part in parts.items():
+            if part and not part["end"] and cells[column]:
+                log[f"{place}, {column}"] = {"run": part["run"], "step": cells[step], part["metric"]: cells[column]}
+    return log
 
-    return pandas.json_normalize([*rows.values()]).set_axis([*rows], axis=0)
 
-
-def _csv(data: bytes) -> Rows:
-    """Where semicolons separate the cells, a comma in a number is its decimal point."""
-    text = data.decode("utf-8-sig")
+def _csv(text: str) -> Numbered:
+    """Where no commas separate the cells, a comma in a number is its decimal point."""
     head = text.lstrip().partition("\n")[0]
     separator = next((mark for mark in "\t,;" if mark in head), ",")
-    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True, restval="")
-    rows = {}
-    for row in reader:
-        line = reader.line_num
-        if None in row:
-            raise ValueError(f"line {line} has more cells than the head")
-        first = line - "".join(row.values()).count("\n")
-        cells = {name.strip(): cell.strip() for name, cell in row.items()}
-        if separator == ";":
-            cells = {name: _DECIMAL_COMMA.sub(r"\1.\2", cell) for name, cell in cells.items()}
-        rows[first] = cells
-    names = reader.fieldnames or []
-    if len(set(names)) < len(names):
-        raise ValueError(f"two columns have one name: {', '.join(names)}")
-    return {line: row for line, row in rows.items() if any(row.values())}
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True)
+    columns = [column.strip() for column in next(reader, [])]
+    rows, line = {}, 2
+    for cells in reader:
+        if len(cells) > len(columns) or len({*columns}) < len(columns):
+            raise ValueError(f"line {line} has {len(cells)} cells, the head has {', '.join(columns)}")
+        if separator != ",":
+            cells = [_DECIMAL_COMMA.sub(r"\1.\2", cell.strip()) for cell in cells]
+        if any(cells):
+            rows[line] = dict(zip(columns, cells, strict=False))
+        line = reader.line_num + 1
+    return rows
 
 
-def _json(data: bytes) -> Rows:
-    """A list of objects, an object with such a list, or columns as pandas writes them."""
-    values = json.loads(data.decode("utf-8-sig"), parse_constant=str)
+def _json(text: str) -> Numbered:
+    """A list of objects, or an object with one such list."""
+    values = json.loads(text, parse_constant=str)
     if isinstance(values, dict):
-        lists = [value for value in values.values() if isinstance(value, list) and value and isinstance(value[0], dict)]
-        import pandas
-
-        values = lists[0] if len(lists) == 1 else pandas.DataFrame(values).to_dict("records")
+        (values,) = [value for value in values.values() if isinstance(value, list)]
     return dict(enumerate(values, 1))
 
 
-def _json_lines(data: bytes) -> Rows:
+def _json_lines(text: str) -> Numbered:
     rows = {}
-    for line, text in enumerate(data.decode("utf-8-sig").split("\n"), 1):
+    for line, row in enumerate(text.split("\n"), 1):
         try:
-            if text.strip():
-                rows[line] = json.loads(text, parse_constant=str)
+            if row.strip():
+                rows[line] = json.loads(row, parse_constant=str)
         except json.JSONDecodeError as error:
             raise ValueError(f"line {line}: {error.msg}") from None
     return rows
 
 
-def _parquet(data: bytes) -> Rows:
-    try:
-        from pyarrow import parquet
-    except ImportError:
-        problem, got = "reading Parquet needs the package pyarrow", "a file that ends in .parquet"
-        raise ConfigError(problem, got, "pip install pyarrow") from None
-    return dict(enumerate(parquet.read_table(io.BytesIO(data)).to_pylist(), 1))
-
-
-def _markdown(data: bytes) -> Rows:
+def _markdown(text: str) -> Numbered:
     """The table between pipes in a page; several with the same columns are one."""
-    lines = {n: text for n, text in enumerate(data.decode("utf-8-sig").splitlines(), 1) if text.startswith("|")}
-    rows = {n: [cell.strip(" *`") for cell in text.strip("| ").split("|")] for n, text in lines.items()}
-    rulers = [n for n, cells in rows.items() if not set("".join(cells)) - set("-: ")]
-    heads = [rows[n - 1] for n in rulers]
-    if not heads or any(head != heads[0] for head in heads):
-        raise ValueError(f"it has {len(heads)} tables between pipes, with other columns; one is read")
-    body = {n: cells for n, cells in rows.items() if n not in rulers and cells != heads[0]}
-    return {n: dict(zip(heads[0], cells, strict=True)) for n, cells in body.items()}
+    rows, heads = {}, []
+    for line, (row, after) in enumerate(itertools.pairwise([*text.splitlines(), ""]), 1):
+        cells = [cell.strip(" *`") for cell in row.strip("| ").split("|")]
+        if _RULER.fullmatch(after):
+            heads.append(cells)
+            if cells != heads[0]:
+                raise ValueError(f"one table between pipes is read, and at line {line} another one begins")
+        elif row.startswith("|") and not _RULER.fullmatch(row):
+            rows[line] = dict(zip(heads[0], cells, strict=True))
+    return rows
 
 
-READERS: dict[str, Callable[[bytes], Rows]] = {
-    ".csv": _csv,
-    ".tsv": _csv,
-    ".json": _json,
-    ".jsonl": _json_lines,
-    ".parquet": _parquet,
-    ".md": _markdown,
-}
-"""By the ending of a file: its rows, each with its number."""
-
-
-def _chart(cells: Frame) -> Frame:
-    """W&B's chart export, a column per run and metric, as a log with a row per run and step; another table as it is."""
-    step, *others = cells
-    if not others or not all(re.match(_CHART, name) for name in others):
-        return cells
-    rows = cells.rename_axis("place").reset_index().melt(["place", step], others)
-    rows = rows.join(rows["variable"].str.extract(_CHART)).rename(columns={step: "step"})
-    rows = rows[rows["end"].isna() & (rows["value"] != "")]
-    table = rows.pivot(index=["place", "run", "step"], columns="metric", values="value")
-    return table.fillna("").reset_index(["run", "step"])
+READERS = {".csv": _csv, ".tsv": _csv, ".json": _json, ".jsonl": _json_lines, ".md": _markdown}
+"""By the ending of a file: how its rows are read."""
 
 
 # ---------------------------------------------------------------------------------------------------- what to judge
@@ -238,7 +215,7 @@ class Choice:
     delta_min: float | None = None
     allow: list[str] = field(default_factory=list)
 
-    def arms(self, cells: Frame) -> Cells:
+    def arms(self, cells: Frame) -> Any:
         """The arm of each row."""
         return cells[self.arm or ["arm"]].agg(",".join, axis=1)
 
@@ -260,11 +237,11 @@ def check_choice(source: Source, asked: Choice) -> None:
         ConfigError: It has not. The message ends with a command for what it does have.
     """
     chosen = completed(source, asked)
-    problem, got = f"{source.name} does not have every column that is asked for", [*source.cells]
-    if chosen == replace(asked, baseline=chosen.baseline):
-        problem, got = f"no arm is called {asked.baseline}", [*asked.arms(source.renamed(asked.columns)).unique()]
     if chosen != asked:
-        raise ConfigError(problem, printable(", ".join(got), 200), chosen.command(source))
+        arms = chosen.arms(source.renamed(chosen.columns)).unique()
+        got = f"columns {', '.join(source.cells)}; arms {', '.join(arms)}"
+        problem = f"{source.name} does not have every column and arm that is asked for"
+        raise ConfigError(problem, printable(got, 300), chosen.command(source))
 
 
 def completed(source: Source, asked: Choice) -> Choice:
@@ -275,9 +252,10 @@ def completed(source: Source, asked: Choice) -> Choice:
     if "seed" not in cells and columns.get("seed") != NONE:
         columns["seed"] = next(filter(_is_seed, cells), NONE)
     if endpoint not in cells:
-        endpoint = _endpoint_column(source, cells, endpoint)
+        endpoint = _endpoint_column(source.name, cells, endpoint)
         if "loss" in endpoint and not measure_of(endpoint):
-            columns[Choice.endpoint], endpoint = endpoint, Choice.endpoint
+            columns[Choice.endpoint] = columns.pop(endpoint, endpoint)
+            endpoint = Choice.endpoint
     if not measure_of(endpoint) and not better:
         better = "lower" if re.search("loss|ppl|perplexity|bpb|err|time|second|step", endpoint.lower()) else "higher"
     if not {*(arm or ["arm"])} <= {*cells}:
@@ -289,38 +267,49 @@ def completed(source: Source, asked: Choice) -> Choice:
     return replace(chosen, baseline=near or [*usual, *names][0])
 
 
-def _endpoint_column(source: Source, cells: Frame, wanted: str) -> str:
-    """The likeliest endpoint: a column of a near name, else a validation loss, a loss, the numbers that differ most."""
-    free = [name for name in cells if name not in OPTIONAL and not _is_seed(name)]
-    numbers = [name for name in free if _is_number(cells[name])]
-    if not numbers:
-        problem = f"{source.name} has no column of results"
+def _endpoint_column(source: str, cells: Frame, wanted: str) -> str:
+    """The likeliest endpoint: a column of a near name, else a validation loss, a loss, the numbers that differ most.
+
+    Raises:
+        ConfigError: No column has numbers that can be results; whole numbers alone count something.
+    """
+    likely = {}
+    for name in _free(cells, ()):
+        if _is_number(cells[name]) and not cells[name].str.fullmatch(r"\d*").all():
+            is_loss = "loss" in name.lower() or "bpb" in name.lower()
+            likely[name] = is_loss, "val" in name.lower(), cells[name].nunique()
+    if not likely:
+        problem = f"{source} has no column of results"
         raise ConfigError(problem, printable(", ".join(cells), 200), ONE_ROW_PER_RUN)
-
-    def likelihood(name: str) -> tuple[bool, bool, int]:
-        return "loss" in name.lower() or "bpb" in name.lower(), "val" in name.lower(), cells[name].nunique()
-
-    return did_you_mean(wanted, numbers) or max(numbers, key=likelihood)
+    return did_you_mean(wanted, likely) or max(likely, key=likely.__getitem__)
 
 
-def _arm_columns(cells: Frame, used: set[str]) -> list[str]:
+def _arm_columns(cells: Frame, used: Collection[str]) -> list[str]:
     """The columns that likeliest name an arm: words that several rows share, else numbers that several share."""
-    free = [name for name in cells if name not in used.union(NO_ARMS, OPTIONAL) and not _is_seed(name)]
+    free = _free(cells, used)
     shared = [name for name in free if 1 < cells[name].nunique() <= len(cells) / 2]
-    words = [name for name in shared or free if not _is_number(cells[name])]
-    return words or shared[:1] or [cells.columns[0]]
+    words = [name for name in shared if not _is_number(cells[name])]
+    return words or [*shared, *free, cells.columns[0]][:1]
 
 
-def _is_number(texts: Cells) -> bool:
-    filled = texts[(texts != "") & ~texts.str.lower().isin(FAILED)]
-    return len(filled) > 0 and _numbers(filled).notna().all()
+def _free(cells: Frame, used: Collection[str]) -> list[str]:
+    """The columns that may describe an arm or a result."""
+    return [name for name in cells if name not in (*used, *OPTIONAL, *NO_ARMS) and not _is_seed(name)]
 
 
-def _numbers(texts: Cells) -> Cells:
-    """NaN for what is none."""
-    import pandas
+def _is_number(cells: Any) -> bool:
+    """Whether all filled cells of a column are numbers."""
+    filled = [text for text in cells if text and text.lower() not in FAILED]
+    return bool(filled) and not any(math.isnan(number(text)) for text in filled)
 
-    return pandas.to_numeric(texts.replace("", "nan"), errors="coerce")
+
+def number(text: str) -> float:
+    """The finite number that a cell holds; NaN for anything else."""
+    try:
+        value = float(text.replace("_", "?"))
+    except ValueError:
+        return math.nan
+    return value if abs(value) < LARGEST else math.nan
 
 
 def _is_seed(column: str) -> bool:
@@ -330,62 +319,79 @@ def _is_seed(column: str) -> bool:
 # ---------------------------------------------------------------------------------------------------- rows as runs
 
 
-def runs_of(source: Source, chosen: Choice) -> tuple[Frame, list[LeftOut]]:
-    """The runs of a table, a log at its last step or at the chosen one, and the rows that are no results.
+class Result(NamedTuple):
+    """A row that is the result of a run.
 
-    Returns:
-        A row per run with `arm`, `seed`, `value` (NaN for a run that failed to train) and those of `NUMBERS` that the
-        table has; and what was left out.
+    Attributes:
+        value: Of the endpoint; NaN for a run that failed to train.
+        amounts: Those of `NUMBERS` that the row has.
+    """
+
+    place: str
+    arm: str
+    seed: int
+    value: float
+    amounts: dict[str, float]
+
+
+def results_of(source: Source, chosen: Choice) -> tuple[list[Result], list[LeftOut]]:
+    """The results in a table, of a log at its last step or at the chosen one, and the rows that are no results.
 
     Raises:
         ConfigError: A cell is not what its column holds, or two rows are of one run.
     """
-    rows = source.renamed(chosen.columns)
-    rows = rows.assign(arm=chosen.arms(rows), value=rows[chosen.endpoint])
-    is_log = "step" in rows
-    if chosen.columns.get("seed") == NONE:
-        rows["seed"] = range(len(rows))
-        if is_log and "run" in rows:
-            rows["seed"] = rows.groupby("run", sort=False).ngroup()
+    table = source.renamed(chosen.columns)
+    runs: dict[str, int] = {}  # without a seed
+    by_run: dict[tuple[str, int], dict[float, Result]] = {}  # each by step
     left_out = []
-    if "state" in rows:
-        state = rows["state"].str.lower()
-        rows["value"] = rows["value"].mask(state == DIVERGED, DIVERGED)
-        is_unfinished = ~state.isin((*FINISHED, DIVERGED))
-        rows["state"] = state.where(is_unfinished, f"finished without {chosen.endpoint}")
-        is_out = is_unfinished | (rows["value"] == "")
-        for place, arm, why in rows[is_out][["arm", "state"]].itertuples(name=None):
-            left_out.append(LeftOut(Path(place), why, arm, state=why))
-        rows = rows[~is_out]
-    if is_log:  # its other rows are of other measures
-        rows = rows[rows["value"] != ""]
-    _refuse(rows["arm"], rows["arm"].str.strip(",") == "", "the arm is empty", "name the arm of every run")
-    fix = f"a number without unit; `{FAILED[0]}` if the run failed to train, which counts; or remove the row"
-    _refuse(rows["value"], rows["value"] == "", f"{chosen.endpoint} is empty", fix)
-    rows = rows.assign(value=rows["value"].mask(rows["value"].str.lower().isin(FAILED), ""))
-    for name in rows.columns.intersection([*NUMBERS, "seed", "value"]):
-        numbers = _numbers(rows[name].astype(str))
-        what = chosen.endpoint if name == "value" else name
-        _refuse(rows[name], (rows[name] != "") & ~(numbers.abs() < LARGEST), f"{what} is not a finite number", fix)
-        rows[name] = numbers
-    fix = f"whole numbers from 0; --columns seed={NONE} for runs without seeds"
-    _refuse(rows["seed"], rows["seed"] % 1 != 0, "the seed is not a whole number", fix)
-    kept = rows
-    if is_log:
-        last = rows.groupby(["arm", "seed"])["step"].transform("max")
-        kept = rows[rows["step"] == (last if chosen.at is None else chosen.at)]
-    copies = kept[kept.duplicated(["arm", "seed"], keep=False)]
-    if len(copies):
-        arm, seed = copies[["arm", "seed"]].iloc[0]
-        places = copies.index[(copies["arm"] == arm) & (copies["seed"] == seed)]
-        fix = "one row per run; or with --arm also the column that tells these runs apart; or a log with a column step"
-        raise ConfigError("two rows are of one run", f"{places[0]} and {places[1]}: {arm}, seed {seed:g}", fix)
-    for arm, seed in {*zip(rows["arm"], rows["seed"], strict=True)} - {*zip(kept["arm"], kept["seed"], strict=True)}:
-        left_out.append(LeftOut(Path(source.name), f"seed {seed:g} has no row at step {chosen.at:g}", arm, int(seed)))
-    return kept.astype({"seed": int}), left_out
+    for (place, cells), arm in zip(table.to_dict("index").items(), chosen.arms(table), strict=True):
+        state = cells.get("state", "").lower()
+        if state not in (*FINISHED, DIVERGED):
+            left_out.append(LeftOut(Path(place), state, arm, state=state))
+            continue
+        if not arm.strip(","):
+            raise _refused(place, "the arm is empty", arm, "name the arm of every run")
+        if chosen.columns.get("seed") == NONE:
+            run = cells.get("run", place) if "step" in cells else place
+            seed = runs.setdefault(run, len(runs))
+        elif re.fullmatch(r"\d{1,15}(\.0)?", cells["seed"]):
+            seed = int(float(cells["seed"]))
+        else:
+            fix = f"whole numbers from 0; --columns seed={NONE} for runs without seeds"
+            raise _refused(place, "the seed is not a whole number", cells["seed"], fix)
+        by_step = by_run.setdefault((arm, seed), {})
+        text = DIVERGED if state == DIVERGED else cells[chosen.endpoint]
+        if not text:  # in a log, a row of other measures
+            continue
+        value = math.nan if text.lower() in FAILED else _number(place, chosen.endpoint, text)
+        amounts = {name: _number(place, name, cells[name]) for name in NUMBERS if name in cells}
+        step = amounts.get("step", 0.0)
+        if step in by_step:
+            fix = "one row per run; or with --arm also the column that tells these runs apart; or a column step"
+            raise ConfigError("two rows are of one run", f"{by_step[step].place} and {place}: {arm}, seed {seed}", fix)
+        by_step[step] = Result(place, arm, seed, value, amounts)
+    results = []
+    for (arm, seed), by_step in by_run.items():
+        step = max(by_step, default=-1.0) if chosen.at is None else chosen.at
+        if step in by_step:
+            results.append(by_step[step])
+        else:
+            at = "" if chosen.at is None else f" at step {step:g}"
+            left_out.append(LeftOut(Path(source.name), f"seed {seed} has no {chosen.endpoint}{at}", arm, seed))
+    return results, left_out
 
 
-def _refuse(column: Cells, is_bad: Cells, problem: str, fix: str) -> None:
-    """Refuse a table at the first of its bad cells."""
-    for place, cell in column[is_bad].items():
-        raise ConfigError(f"{place}: {problem}", printable(str(cell), 80), fix)
+def _number(place: str, what: str, text: str) -> float:
+    """A cell's number.
+
+    Raises:
+        ConfigError: It has none.
+    """
+    value = number(text)
+    if math.isnan(value):
+        raise _refused(place, f"{what} is not a finite number", text, NO_NUMBER)
+    return value
+
+
+def _refused(place: str, problem: str, cell: str, fix: str) -> ConfigError:
+    return ConfigError(f"{place}: {problem}", printable(cell, 80), fix)

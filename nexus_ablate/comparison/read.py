@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
+from msgspec import UNSET, Meta, UnsetType
+from numpy.typing import NDArray
 
-from nexus_ablate.comparison.curves import Curves, read_curves
-from nexus_ablate.comparison.windows import WindowLosses, read_windows
+from nexus_ablate.comparison.statistics import Array
 from nexus_ablate.errors import UserError, printable
 from nexus_ablate.provenance import code_of, source_hash
 from nexus_ablate.runs import SETTLED, RunRecord, read_run
 from nexus_ablate.runs.contradiction import contradiction
-from nexus_ablate.runs.formats import INIT
-from nexus_ablate.runs.reading import last_row, leaves, read_document, runs_and_strangers
+from nexus_ablate.runs.formats import INIT, Count, Measured
+from nexus_ablate.runs.reading import (
+    damaged,
+    last_row,
+    leaves,
+    parse_row,
+    read_document,
+    read_lines,
+    read_rows,
+    read_text,
+    runs_and_strangers,
+)
 from nexus_ablate.study.endpoint import Endpoint
 
 
@@ -30,6 +41,142 @@ class LeftOut:
     arm: str = ""
     seed: int | None = None
     state: str = ""
+
+
+# ------------------------------------------------------------------------------------------------------- metrics.jsonl
+
+
+class _Row(msgspec.Struct):
+    """What every row of metrics.jsonl is read for; the other measures are skipped, which takes most of the time."""
+
+    step: Count
+    val: Measured | UnsetType = msgspec.field(default=UNSET, name="val/loss")
+    train: Measured | UnsetType = msgspec.field(default=UNSET, name="train/loss")
+    batch_hash: str = ""
+
+
+_ROW = msgspec.json.Decoder(_Row)
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The losses of a run in nats per token; a non-finite one is NaN.
+
+    Attributes:
+        tokens, flops, seconds: Where each validation stood.
+        val: Validation losses.
+        train: Every logged training loss, in order.
+        batches: By step, a hash of all batches up to there.
+        last: The last row.
+    """
+
+    tokens: Array
+    flops: Array
+    seconds: Array
+    val: Array
+    train: Array
+    batches: dict[int, str] = field(default_factory=dict)
+    last: dict[str, Any] = field(default_factory=dict)
+
+
+def read_curves(path: Path) -> Curves:
+    """The curves in a metrics.jsonl; empty if there is no file. An incomplete last line is left out.
+
+    Rows with a validation and the last one are checked as a whole.
+
+    Raises:
+        UserError: The file is damaged.
+    """
+    rows, train, batches, line = [], [], {}, b""
+    try:
+        for chunk in read_lines(path):
+            for line in chunk.split(b"\n")[:-1]:
+                row = _ROW.decode(line)
+                if row.batch_hash:
+                    batches[row.step] = row.batch_hash
+                if row.train is not UNSET:
+                    train.append(row.train)
+                if row.val is not UNSET:
+                    rows.append(parse_row(path, line))
+        last = parse_row(path, line) if line else {}
+    except (msgspec.MsgspecError, RecursionError, UserError) as error:
+        for _ in read_rows(path):  # whose error names the line
+            pass
+        raise damaged(path, str(error)) from None
+    names = ("tokens", "flops", "seconds", "val/loss")
+    tokens, flops, seconds, val = (np.array([row[name] for row in rows], dtype=float) for name in names)
+    return Curves(tokens, flops, seconds, val, np.array(train, dtype=float), batches, last)  # None has become NaN
+
+
+# ---------------------------------------------------------------------------------------------------- evaluation.jsonl
+
+_Place = Annotated[int, Meta(ge=0, lt=10**15)]
+
+
+class _Window(msgspec.Struct):
+    """A line of evaluation.jsonl."""
+
+    block: _Place
+    offset: _Place
+    tokens: _Place
+    loss: Measured
+
+
+_WINDOW = msgspec.json.Decoder(_Window)
+
+
+@dataclass(frozen=True)
+class WindowLosses:
+    """The final validation losses by window of text, which is a sample.
+
+    Attributes:
+        places: (windows, 3) block, offset of the first token in the validation set, and targets of each window.
+        by_block: (blocks,) mean loss of each block of neighbouring windows, in nats per token; NaN: not finite.
+        shares: (blocks,) of the tokens, in each block.
+    """
+
+    places: NDArray[np.int64]
+    by_block: Array
+    shares: Array
+
+    @property
+    def tokens(self) -> int:
+        """Targets of all windows."""
+        return int(self.places[:, 2].sum())
+
+    @property
+    def reach(self) -> int:
+        """Tokens of the validation set up to the end of the last window."""
+        _, offset, targets = self.places[-1]
+        return int(offset + targets)
+
+
+def read_windows(path: Path) -> WindowLosses | None:
+    """The losses in an evaluation.jsonl; None where there is no file.
+
+    Raises:
+        UserError: The file is damaged.
+    """
+    text = read_text(path)
+    if text is None:
+        return None
+    rows = []
+    for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
+        try:
+            rows.append(msgspec.structs.astuple(_WINDOW.decode(line)))
+        except (msgspec.MsgspecError, RecursionError):
+            raise damaged(path, f"line {number} is no window with its block, offset, tokens and loss") from None
+    table = np.array(rows, dtype=float)  # None becomes NaN
+    places, losses = table[:, :3].astype(np.int64), table[:, 3]
+    blocks, offsets, tokens = places.T
+    if (np.diff(blocks) < 0).any() or (np.diff(offsets) <= 0).any() or not tokens.all():
+        raise damaged(path, "the windows are not in order")
+    _, block = np.unique(blocks, return_inverse=True)
+    of_block = np.bincount(block, tokens)
+    return WindowLosses(places, np.bincount(block, tokens * losses) / of_block, of_block / tokens.sum())
+
+
+# ---------------------------------------------------------------------------------------------------- a run's directory
 
 
 @dataclass(frozen=True)
@@ -102,23 +249,13 @@ class Run:
 
     @property
     def code(self) -> dict[str, str] | None:
-        """The hash of each file that made it; None where it did not record them."""
+        """The hash of each file that made it, plugins among them; None where it did not record them."""
         return code_of(self.env)
 
     @cached_property
     def source(self) -> str:
-        """Hash of the computing code that made it, plugins aside."""
-        return source_hash({name: value for name, value in (self.code or {}).items() if not name.startswith("plugin ")})
-
-    @property
-    def plugins(self) -> dict[str, str]:
-        """Hash of each plugin that it used, by name."""
-        return {name: value for name, value in (self.code or {}).items() if name.startswith("plugin ")}
-
-    @property
-    def begun(self) -> str:
-        """When it was first started, in UTC, as text that sorts."""
-        return str(self.record.status.get("started"))
+        """One hash of the computing code that made it, plugins aside."""
+        return source_hash(self.env.get("source") or {})
 
     @property
     def env(self) -> dict[str, Any]:
@@ -167,7 +304,7 @@ def read(path: Path) -> Run | LeftOut:
             record=record,
             curves=read_curves(path / "metrics.jsonl"),
             init=_initial_values(path / "init.json"),
-            figures=dict(_figures(record.summary or {})),
+            figures=_figures(record.summary or {}),
             probed=last_row(path / "probes.jsonl"),
             windows=read_windows(path / "evaluation.jsonl"),
         )
@@ -201,7 +338,10 @@ def _initial_values(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     return {name: (value["z"], tuple(value["shape"])) for name, value in recorded.items() if isinstance(value, dict)}
 
 
-def _figures(summary: dict[str, Any]) -> Iterator[tuple[str, float]]:
+def _figures(summary: dict[str, Any]) -> dict[str, float]:
+    """The numbers of a summary.json."""
+    figures = {}
     for names, value in leaves(summary):
         if isinstance(value, int | float) and not isinstance(value, bool):
-            yield "/".join(names), float(value)
+            figures["/".join(names)] = float(value)
+    return figures

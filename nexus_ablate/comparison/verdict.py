@@ -99,18 +99,23 @@ def word_of_interval(effect: Effect, endpoint: Endpoint) -> str:
     return EQUIVALENT if effect.within(endpoint.margin) else INCONCLUSIVE
 
 
-def qualifiers(word: str, counts: Counts, is_exploratory: bool, is_early: bool) -> tuple[str, ...]:
-    """What stands beside a word."""
-    beside = []
-    if word in WEIGHED and is_exploratory:
-        beside.append(EXPLORATORY)
-    if word in (*WEIGHED, DIVERGED) and is_early:
-        beside.append(EARLY)
-    if word in WEIGHED and counts.failed:
+def qualifiers(word: str, counts: Counts, always: tuple[str, ...], is_early: bool) -> tuple[str, ...]:
+    """What stands beside a word.
+
+    Args:
+        always: Beside every word of an interval.
+    """
+    if word not in (*WEIGHED, DIVERGED):
+        return ()
+    early = (EARLY,) if is_early else ()
+    if word == DIVERGED:
+        return early
+    beside = [*always, *early]
+    if counts.failed:
         beside.append(f"{counts.failed} of {counts.runs} failed")
-    if word in WEIGHED and counts.base_failed:
+    if counts.base_failed:
         beside.append(f"{counts.base_failed} of {counts.base_runs} of the baseline failed")
-    if word in WEIGHED and counts.above_start:
+    if counts.above_start:
         beside.append(f"{counts.above_start} of {counts.runs} ended above their loss at the start")
     return tuple(beside)
 

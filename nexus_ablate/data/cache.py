@@ -320,6 +320,8 @@ def _write_header(file: Any, dtype: np.dtype, length: int) -> None:  # the same 
 def _open(directory: Path, name: str, corpus: Corpus) -> TokenizedData | None:
     """The tokens in a cache directory; None if it is missing or damaged."""
     try:
+        if not all(path.is_file() for path in directory.iterdir()):  # a pipe would wait for a writer
+            return None
         manifest = json.loads(directory.joinpath("manifest.json").read_bytes())
         if any(_file_facts(directory / file) != facts for file, facts in manifest["files"].items()):
             return None

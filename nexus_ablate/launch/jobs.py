@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from nexus_ablate import errors
 from nexus_ablate.config.evaluations import evaluation_name, evaluation_of
@@ -24,6 +25,7 @@ from nexus_ablate.runs import SETTLED, arm_name, effective_state, has_status, re
 from nexus_ablate.runs.naming import BASELINE
 from nexus_ablate.runs.reading import read_env
 from nexus_ablate.study.arm_overrides import merged
+from nexus_ablate.study.record import planned
 from nexus_ablate.study.study import WORTH_ARMS, Study
 from nexus_ablate.training.device import compiles_on_cpu
 from nexus_ablate.training.session import code_for, identity_of
@@ -60,6 +62,7 @@ class Job:
         path: The run directory, existing or not.
         overrides: Everything that composes it, machine settings included.
         config: The composed configuration.
+        plan: What its study planned.
     """
 
     arm: str
@@ -69,6 +72,7 @@ class Job:
     path: Path
     overrides: list[str]
     config: RunConfig
+    plan: dict[str, Any] = field(default_factory=dict)
 
     def state(self) -> tuple[str, str]:
         """The run's effective state and its reason; `missing` if there is no run."""
@@ -132,7 +136,7 @@ def jobs(study: Study, configs: Configs, runs_dir: Path, launch: Sequence[str]) 
                 if config.train.compile == "auto" and not compiles:
                     settings.append("train.compile=off")
                 overrides = merged(_overrides_of(study, arm, configs), settings, [*launch])
-                made.append(Job(arm, seed, rate, folder, path, overrides, config))
+                made.append(Job(arm, seed, rate, folder, path, overrides, config, planned(study)))
     return made
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from nexus_ablate.console import UNLIMITED, duration, grid, nearer, size_text, without_shared
 from nexus_ablate.errors import UserError
 from nexus_ablate.runs import effective_state, find_runs, has_status, read_status, read_summary
+from nexus_ablate.runs.contradiction import end_contradiction
 from nexus_ablate.runs.lookup import id_of, seed_of
 from nexus_ablate.runs.naming import BASELINE
 from nexus_ablate.runs.ownership import LIVE
@@ -100,12 +101,15 @@ def read_line(path: Path) -> Line:
         state = effective_state(status, path)
         row = last_row(path / "metrics.jsonl")
         measured = row if LOSS in row else last_row(path / "metrics.jsonl", LOSS)
-        steps = (read_summary(path, status) or {}).get("steps")
+        summary = read_summary(path, status) or {}
+        steps = summary.get("steps")
         if steps is None:
             steps = (read_config(path) or {}).get("resolved", {}).get("steps")
     except UserError as error:
         return Line(path, "failed", reason=f"{error.problem}: {error.got}")
     step, left = row.get("step", status.get("step")), None
+    if state == "finished" and (reason := end_contradiction(summary, row)):
+        return Line(path, "failed", step, steps, reason=f"contradicts itself: {reason}")
     if state == "running" and step and steps and row.get("seconds"):
         left = (steps - step) * row["seconds"] / step
     ended = None if state in LIVE else status.get("updated")

@@ -47,7 +47,9 @@ class Task:
         """The task of a job; `settings` are further overrides, for how it is carried out."""
         overrides = merged(job.overrides, [*settings])
         plugins = os.environ.get(PLUGINS, "")
-        return cls(overrides, job.folder, job.path, {"arm": job.arm} | conditions, source_hash(), plugins)
+        return cls(
+            overrides, job.folder, job.path, {"arm": job.arm, "plan": job.plan} | conditions, source_hash(), plugins
+        )
 
     def train(self, warned: Callable[[str], None] | None = None) -> JobResult:
         """Train the run in this process.

@@ -28,14 +28,8 @@ def markdown(comparison: Comparison) -> str:
 def _markdown_lines(table: Table) -> list[str]:
     name = f" ({table.setting})" if table.setting else ""
     lines = [f"# {md(sentences.title(table) + name)}", "", md(sentences.answer(table)), ""]
-    lines += [
-        md_table(text_table(table.rows, table, shown(table, MAIN))),
-        "",
-        md(sentences.scale(table)),
-        "",
-        md(", ".join(sentences.basis(table))),
-        "",
-    ]
+    lines += [md(sentences.scale(table)), "", md_table(text_table(table.rows, table, shown(table, MAIN))), ""]
+    lines += [md(", ".join(sentences.basis(table))), ""]
     for rows in table.secondary:
         lines += [f"## {md(rows[0].endpoint.name)}", "", md_table(text_table(rows, table, MAIN[:4])), ""]
     lines += [f"- {md(f'{row.arm.name}: {row.word}, {row.sentence}')}" for row in table.all_rows]

@@ -78,7 +78,8 @@ def basis(table: Table) -> list[str]:
     if mean is not None:
         parts.append(f"baseline at {endpoint.value(mean)}")
     if endpoint.margin:
-        parts.append(f"{endpoint.within(endpoint.margin).partition(' ')[0]} does not matter ({endpoint.origin})")
+        size, _, _ = endpoint.size(endpoint.margin).partition(" ")
+        parts.append(f"less than {size} does not matter ({endpoint.origin})")
     elif endpoint.better:
         parts.append("no margin, so nothing is EQUIVALENT")
     ratio, text = tokens_per_parameter(table.baseline), table.baseline.mean("train_tokens")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from nexus_ablate.runs.lookup import id_of
-from nexus_ablate.runs.reading import RunRecord, damaged, read_lines
+from nexus_ablate.runs.reading import RunRecord, damaged, read_lines, read_text
 
 _Row = TypeVar("_Row")
 
@@ -38,19 +39,32 @@ def contradiction(record: RunRecord) -> str:
     Raises:
         UserError: metrics.jsonl or evaluation.jsonl is damaged.
     """
-    return next(_contradictions(record), "")
+    return next(filter(None, _contradictions(record)), "")
+
+
+def end_contradiction(summary: Mapping[str, Any], last: Mapping[str, Any]) -> str:
+    """How the summary of a finished run contradicts the last row of its metrics.jsonl; '' if they agree."""
+    if (summary.get("batch_hash") or "") != last.get("batch_hash", ""):
+        return "summary.json and metrics.jsonl end with different batches"
+    for name, logged in (("steps", "step"), ("tokens", "tokens"), ("val_loss", "val/loss")):
+        if name in summary and summary[name] != last.get(logged):
+            return f"summary.json says {name} {summary[name]}, the last row of metrics.jsonl says {last.get(logged)}"
+    loss = summary.get("val_loss")
+    return f"val_loss is {loss}, and a cross-entropy is above 0" if loss is not None and loss <= 0 else ""
 
 
 def _contradictions(record: RunRecord) -> Iterator[str]:
-    env, config, summary = record.env or {}, record.config or {}, record.summary or {}
+    path, env, config, summary = record.path, record.env or {}, record.config or {}, record.summary or {}
     if config.get("seed") != record.seed:
         yield f"the directory says seed {record.seed}, config.yaml says {config.get('seed')}"
-    named, run_hash = id_of(record.path)[:8], str(env.get("run_hash"))
+    named, run_hash = id_of(path)[:8], str(env.get("run_hash"))
     if not run_hash.startswith(named):
         yield f"the directory is named {named}, env.json is of run {run_hash:.8}"
-    if not (record.path / "init.json").exists():
+    if env.get("config_file", "") not in ("", config_file_hash(read_text(path / "config.yaml") or "")):
+        yield f"config.yaml is not the configuration of run {named}"
+    if not (path / "init.json").exists():
         yield "init.json is missing"
-    rows = _rows(record.path / "metrics.jsonl", msgspec.json.Decoder(_Logged))
+    rows = _rows(path / "metrics.jsonl", msgspec.json.Decoder(_Logged))
     for before, after in itertools.pairwise(row.step for row in rows):
         if after <= before:
             yield f"step {after} comes after step {before} in metrics.jsonl"
@@ -68,21 +82,25 @@ def _contradictions(record: RunRecord) -> Iterator[str]:
             yield f"metrics.jsonl has rows for {logged} of the {due} steps at which one is due"
     if summary.get("arm_hash") != env.get("arm_hash"):
         yield "summary.json and env.json are of different arms"
-    if (summary.get("batch_hash") or "") != last.batch_hash:
-        yield "summary.json and metrics.jsonl end with different batches"
+    yield end_contradiction(
+        summary,
+        {"step": last.step, "tokens": last.tokens, "val/loss": last.val_loss, "batch_hash": last.batch_hash},
+    )
+    steps = (config.get("resolved") or {}).get("steps")
+    if steps and last.step != steps:
+        yield f"finished by status.json, but metrics.jsonl ends at step {last.step} of {steps}"
+    windows = _rows(path / "evaluation.jsonl", msgspec.json.Decoder(_EvaluatedWindow))
     loss = summary.get("val_loss")
-    ends = {"steps": last.step, "tokens": last.tokens, "val_loss": last.val_loss}
-    for name, logged in ends.items():
-        if summary.get(name) != logged:
-            yield f"summary.json says {name} {summary.get(name)}, the last row of metrics.jsonl says {logged}"
-    if loss is not None and loss <= 0:
-        yield f"val_loss is {loss}, and a cross-entropy is above 0"
-    windows = _rows(record.path / "evaluation.jsonl", msgspec.json.Decoder(_EvaluatedWindow))
     if windows and loss is not None:
         tokens = sum(window.tokens for window in windows)
         mean = math.fsum(window.tokens * (window.loss or 0.0) for window in windows) / max(tokens, 1)
         if not math.isclose(mean, loss, rel_tol=1e-5):
             yield f"summary.json says val_loss {loss}, the mean of evaluation.jsonl is {mean}"
+
+
+def config_file_hash(text: str) -> str:
+    """The hash of a config.yaml, which env.json keeps beside the run's own."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _rows(path: Path, decoder: msgspec.json.Decoder[_Row]) -> list[_Row]:

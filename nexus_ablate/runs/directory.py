@@ -15,6 +15,7 @@ from typing import Any, get_args
 
 from nexus_ablate.errors import AlreadyRunning, StorageError
 from nexus_ablate.masking import mask
+from nexus_ablate.runs.contradiction import config_file_hash
 from nexus_ablate.runs.files import (
     atomic_write_json,
     atomic_write_text,
@@ -323,7 +324,8 @@ def open_run(
 
 def _begin(path: Path, lock: int | None, status: dict[str, Any] | None, launch: Launch) -> Run:
     """Write the first files of an owned directory; config, overrides and env are those of the latest launch."""
-    env = {**launch.env, **vars(launch.identity)}
+    config_yaml = mask(launch.config_yaml)
+    env = {**launch.env, **vars(launch.identity), "config_file": config_file_hash(config_yaml)}
     with storage(path):
         for orphan in path.glob(".*.tmp"):
             orphan.unlink()
@@ -338,7 +340,7 @@ def _begin(path: Path, lock: int | None, status: dict[str, Any] | None, launch: 
     resuming = status is not None or any(os.path.lexists(path / name) for name in LOGS)
     run = Run(path, {"state": "created", "reason": "", **kept}, lock, finished=False, resuming=resuming)
     run.status("created")
-    atomic_write_text(path / "config.yaml", mask(launch.config_yaml), run.require_owner)
+    atomic_write_text(path / "config.yaml", config_yaml, run.require_owner)
     overrides = "".join(mask(override) + "\n" for override in launch.overrides)
     atomic_write_text(path / "overrides.txt", overrides, run.require_owner)
     run.write_json("env.json", mask(env))

@@ -53,6 +53,14 @@ def save(study: Study, folder: Path) -> None:
     atomic_write_text(folder / "study.yaml", text)
 
 
+def planned(study: Study) -> dict[str, Any]:
+    """What was planned before the first result, for env.json of each run: study.yaml is held against it."""
+    values = encode(study)
+    seeds = [seed for seed in study.seeds if seed not in study.added_seeds]
+    plan = {"seeds": seeds, "endpoints": values["endpoints"]}
+    return plan | {key: getattr(study, key) for key in ("lr_grid", "match", "worth")}
+
+
 def config_hash(config: dict[str, Any], without_rate: bool = False) -> str:
     """A hash of a configuration with the defaults of its options, without the seed.
 

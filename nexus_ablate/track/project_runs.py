@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nexus_ablate.comparison.foreign import DIVERGED, Source, frame_of, source_of
+from nexus_ablate.comparison.foreign import DIVERGED, Source, source_of
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.track.account import LOG_IN, REFUSAL, asked, quiet_client
 
@@ -36,4 +36,4 @@ def runs_on_wandb(place: str) -> Source:
         row = {**run.config, **run.summary_metrics, "ID": run.id, "Name": run.name, "group": run.group}
         is_diverged = row.pop("status", "") == DIVERGED  # sent by nexus-ablate; to W&B such a run has failed
         rows[f"{place}/{run.id}"] = {**row, "State": DIVERGED if is_diverged else run.state}
-    return source_of(f"wandb:{place}", frame_of(rows))
+    return source_of(f"wandb:{place}", rows)

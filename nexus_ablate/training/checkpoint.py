@@ -153,10 +153,6 @@ def discard_newer(checkpoints: Path, step: int) -> None:
             _delete(path)
 
 
-def _checkpoint_point(name: str) -> None:
-    """A point at which a test can end the process."""
-
-
 def _write(
     final: Path, step: int, tensors: dict[str, dict[str, Tensor]], state_json: bytes, check: Callable[[], None]
 ) -> None:
@@ -173,13 +169,11 @@ def _write(
         files[STATE] = _add(aside, STATE, state_json)
         _add(aside, MANIFEST, json.dumps({"step": step, "files": files}, indent=2).encode())
         sync_directory(aside)
-        _checkpoint_point("before rename")
         check()
         os.rename(aside, final)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)  # the next save deletes whatever remains
         raise
-    _checkpoint_point("after rename")
     sync_directory(final.parent)
 
 
@@ -197,9 +191,7 @@ def _is_whole(path: Path) -> bool:
 
 def _add(directory: Path, name: str, data: bytes) -> dict[str, Any]:
     """Write one file; returns its entry in the manifest."""
-    _checkpoint_point(f"before {name}")
     write_synced(directory / name, data)
-    _checkpoint_point(f"after {name}")
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
@@ -231,7 +223,6 @@ def _prune(checkpoints: Path, step: int, keep: int) -> None:
     kept = [path for at, path in checkpoints_by_step if at <= step][-keep:]
     for _, path in checkpoints_by_step:
         if path not in kept:
-            _checkpoint_point(f"before deleting {path.name}")
             _delete(path)
 
 
@@ -240,7 +231,6 @@ def _delete(path: Path) -> None:
     doomed = path if ".tmp-" in path.name else path.with_name(f"{path.name}.tmp-deleted")
     try:
         os.rename(path, doomed)
-        _checkpoint_point(f"before emptying {path.name}")
         shutil.rmtree(doomed)
     except OSError as error:
         _log.warning("cannot delete %s: %s", path, error)

@@ -16,49 +16,23 @@ PICKLE = b"cposix\nsystem\n(S'touch canary'\ntR."
 """Protocol 0: `posix.system('touch canary')`."""
 
 
-def safetensors(header: object, data: bytes = b"\0" * 8, length: int | None = None) -> bytes:
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return struct.pack("<Q", len(text) if length is None else length) + text + data
-
-
-def tensor(**changes: object) -> dict[str, object]:
-    return {"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]} | changes}
-
-
 CHECKPOINT_FILES: dict[str, bytes] = {
     "a pickle": PICKLE,
     "a pickle of protocol 4": b"\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c\x0ctouch canary\x85R.",
     "a zip as torch.save writes it": b"PK\x03\x04" + b"\0" * 26 + b"archive/data.pkl" + PICKLE,
-    "a header longer than memory": safetensors(b"{}", length=2**62),
-    "a header longer than the file": safetensors(b"{}", length=10**9),
-    "a negative header": safetensors(b"{}", length=2**64 - 1),
-    "a tensor larger than the file": safetensors(tensor(shape=[2**40], data_offsets=[0, 2**42])),
-    "a shape that overflows": safetensors(tensor(shape=[2**63, 2**63])),
-    "offsets that run backwards": safetensors(tensor(data_offsets=[8, 0])),
-    "offsets that are negative": safetensors(tensor(data_offsets=[-8, 0])),
-    "offsets outside": safetensors(tensor(data_offsets=[4096, 4104])),
-    "an unknown dtype": safetensors(tensor(dtype="PICKLE")),
-    "a shape of text": safetensors(tensor(shape=[CODE])),
-    "a header of brackets": safetensors(b"[" * 100_000),
-    "a header that is no UTF-8": safetensors(b"\xff\xfe{}"),
+    "a header longer than memory": struct.pack("<Q", 2**62) + b"{}",
     "nothing": b"",
 }
 
 STATE_FILES: dict[str, bytes] = {
     "a pickle": PICKLE,
-    "brackets": b"[" * 100_000,
-    "a number of a million digits": b'{"progress": ' + b"9" * 1_000_000 + b"}",
     "not a number": b'{"progress": NaN}',
-    "another type": b"[1]",
     "objects": b'{"py/object/apply": ["os.system", "touch canary"]}',
 }
 
 MANIFESTS: dict[str, Callable[[dict], object]] = {
     "a file above": lambda m: m["files"].update({"../../canary.safetensors": {"bytes": 0, "sha256": "0"}}),
-    "an absolute file": lambda m: m["files"].update({"/etc/passwd": {"bytes": 1, "sha256": "0"}}),
     "a pickle": lambda m: m["files"].update({"model.pkl": {"bytes": len(PICKLE), "sha256": "0"}}),
-    "a size that is endless": lambda m: m["files"]["model.safetensors"].update(bytes=1e999),
-    "a hash that is a list": lambda m: m["files"]["model.safetensors"].update(sha256=["0"] * 10**5),
 }
 
 YAML: dict[str, str] = {

@@ -159,6 +159,12 @@ CONTRADICTIONS = {
         lambda run, _: shutil.copy(next(run.parent.glob("s1-*/config.yaml")), run),
         "the directory says seed 0, config.yaml says 1",
     ),
+    "another width in config.yaml": (
+        lambda run, _: (run / "config.yaml").write_text(
+            (run / "config.yaml").read_text().replace("d_model: 16", "d_model: 32")
+        ),
+        "is not the configuration of run",
+    ),
     "initial values gone": (lambda run, _: (run / "init.json").unlink(), "init.json is missing"),
     "no metrics": (lambda run, _: (run / "metrics.jsonl").unlink(), "finished without a row in metrics.jsonl"),
     "diverged with a summary": (edit_json("status.json", "state", "diverged"), "but a summary.json was written"),

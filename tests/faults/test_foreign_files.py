@@ -78,6 +78,15 @@ STUDY_LINES = (
 )
 
 
+LEVELS = ("{a: b}", "[[rms]]", "[{a: b}]", "[null]", "null", "2020-01-01", ".inf", "!!binary aGVsbG8=", "!!set {a}")
+STUDY_LINES += (
+    *("arms: " + "[" * 3000 + "]" * 3000, "design: !!bool x", "arms: {layer: 'norm=layer \"open'}"),
+    *("seeds: [" + "9" * 400 + "]", "? [1, 2]\n: 3", "2020-01-01: x", "null: x", "vary: {seed: [1, 2]}"),
+    *(f"vary: {{norm: [layer, {level}]}}" for level in LEVELS),
+    *(f"arms: {{layer: norm=layer, other: {level}}}" for level in LEVELS),
+)
+
+
 def written(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 

@@ -27,29 +27,6 @@ def refused(capsys, *command: str) -> str:
     return said
 
 
-LEVELS = ("{a: b}", "[[rms]]", "[{a: b}]", "[null]", "null", "2020-01-01", ".inf", "!!binary aGVsbG8=", "!!set {a}")
-STUDIES = {
-    "deep": "arms: " + "[" * 3000 + "]" * 3000,
-    "tag": "design: !!bool x",
-    "open quote in an arm": "arms: {layer: 'norm=layer \"open'}",
-    "digits": "arms: {layer: norm=layer}\nseeds: [" + "9" * 400 + "]",
-    "key": "? [1, 2]\n: 3",
-    "a key that is a date": "2020-01-01: x\narms: {layer: norm=layer}",
-    "a key that is null": "null: x\narms: {layer: norm=layer}",
-    "a varied key of the launch": "vary: {seed: [1, 2]}",
-    **{f"a level {level}": f"vary: {{norm: [layer, {level}]}}" for level in LEVELS},
-    **{f"an arm {level}": f"arms: {{layer: norm=layer, other: {level}}}" for level in LEVELS},
-}
-
-
-@pytest.mark.parametrize("name", STUDIES)
-def test_a_malformed_study_is_refused_in_three_lines(tmp_path, monkeypatch, capsys, name):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.yaml").write_text(f"question: is it so?\n{STUDIES[name]}\n")
-    refused(capsys, "plan", "mine.yaml")
-    assert sorted(os.listdir(tmp_path)) == ["mine.yaml"]
-
-
 @pytest.mark.parametrize("kind", ["a folder", "a link to itself", "nothing"])
 def test_a_study_that_is_no_file_is_refused_at_once(tmp_path, capsys, kind):
     path = tmp_path / "mine.yaml"
