@@ -3,14 +3,18 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from fake_cuda import fake_cuda, register_guard
 from options import EVERY_OPTION
+from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.nn import functional
 
+from nexus_ablate.axes.modules import Linear, projections
 from nexus_ablate.measure import probe as probes
 from nexus_ablate.measure.counts import peak_flops
 from nexus_ablate.measure.probe import evaluation_mode, probe
@@ -109,6 +113,25 @@ def test_a_probe_multiplies_in_the_precision_of_the_run_and_maps_attention_in_fl
     monkeypatch.setattr(probes, "_numbers", lambda seen: seen)
     assert dtypes("bf16") == (torch.bfloat16, torch.float32)
     assert dtypes("fp32") == (torch.float32, torch.float32)
+
+
+def test_on_a_gpu_queries_keys_and_values_are_one_product_with_the_values_of_three():
+    x_BTD = torch.randn(2, 3, 8)
+    on_gpu = SimpleNamespace(is_cuda=True, x_BTD=x_BTD)
+    for biased in ((True, True, True), (False, False, False), (True, False, True)):
+        linears = [Linear(8, rows, bias, "query") for rows, bias in zip((8, 4, 4), biased, strict=True)]
+        products = []
+        for linear in linears:
+            nn.init.normal_(linear.weight)
+            if linear.bias is not None:
+                nn.init.normal_(linear.bias)
+            linear.product = lambda x, *weights, products=products: (
+                products.append(1) or functional.linear(x.x_BTD, *weights)
+            )
+        stacked = projections(on_gpu, linears)
+        for result, linear in zip(stacked, linears, strict=True):
+            torch.testing.assert_close(result, functional.linear(x_BTD, linear.weight, linear.bias))
+        assert len(products) == 1
 
 
 # ------------------------------------------------------------------------------------------------ the plain optimizer
