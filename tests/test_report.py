@@ -155,7 +155,10 @@ def test_too_little_validation_text_is_said_with_what_suffices(tmp_path, blocks,
     assert f"WARN text: holds for this text alone: {blocks} blocks; {remedy}" in text
 
 
-TOO_FEW, NEW_STUDY = "5 seeds are the fewest for a verdict", "nexus-ablate study study name=study-2 seeds=100-107"
+TOO_FEW, NEW_STUDY = (
+    "5 seeds are the fewest for a verdict (about 64 s of training)",
+    "nexus-ablate study study name=study-2 seeds=100-107",
+)
 ADVICE = [
     ([0.1, 0.101, 0.102, 0.103, 0.104], [*range(5)], "", ""),
     ([0.1, -0.09], [0, 1], TOO_FEW, NEW_STUDY),
@@ -172,6 +175,15 @@ def test_advice_is_a_command_that_would_decide_more(tmp_path, differences, seeds
     writer.arm("norm=layer", losses=[loss + by for loss, by in zip(BASE, differences, strict=False)], train_noise="x")
     writer.plan(("norm=layer",), seeds=seeds)
     assert advice(compare(tmp_path / "study")) == (sentence, command)
+
+
+def test_the_answer_names_differences_that_are_too_small_to_matter(tmp_path):
+    writer = Writer(tmp_path)
+    writer.arm(losses=BASE)
+    for arm, shift in {"norm=layer": 0.1, "norm=none": 0.001}.items():
+        writer.arm(arm, losses=[loss + shift + 1e-5 * n for n, loss in enumerate(BASE)])
+    text = terminal(compare(tmp_path / "study"), 80, details=False)
+    assert "Worse: norm=layer, norm=none. Below the threshold that matters: norm=none." in " ".join(text.split())
 
 
 def test_an_arm_that_equals_the_baseline_is_named_in_the_details_and_not_counted_as_left_out(tmp_path):

@@ -90,7 +90,7 @@ SENTENCES = [
     (v.BETTER, effect(-1.0), FIVE, "ends 0.9", "the difference in the unit of the loss"),
     (v.BETTER, effect(-1.0), FIVE, "nats per token lower (-1.", "its side and interval"),
     (v.WORSE, effect(0.01, noise=0.001), FIVE, "below the threshold that matters", "shown, but too small to matter"),
-    (v.INCONCLUSIVE, WIDE, FIVE, f"{seeds_to_decide(WIDE, Endpoint('val_loss', MARGIN))} seeds would decide", "seeds"),
+    (v.INCONCLUSIVE, WIDE, FIVE, f"{seeds_to_decide(WIDE, Endpoint('val_loss', MARGIN))} new seeds", "seeds"),
     (
         v.INCONCLUSIVE,
         effect(-1.0),

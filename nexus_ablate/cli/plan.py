@@ -53,7 +53,8 @@ def run(words: list[str], flags: Flags) -> int:
     for planned in settings:
         if planned.study.setting:
             say("")
-            say(f"{planned.study.setting}: {' '.join(study.settings[planned.study.setting])}")
+            changes = " ".join(study.settings[planned.study.setting])
+            say(f"{planned.study.setting}: {changes or 'the baseline as it is'}")
         per_run = _show_arms(planned, places)
         seconds += [per_run[job.arm] for job in missing(planned.jobs)]
     say("")

@@ -14,6 +14,7 @@ from nexus_ablate.comparison.fairness import Check, checks, is_early, text_check
 from nexus_ablate.comparison.read import LeftOut, read_folder
 from nexus_ablate.comparison.statistics import FEWEST_BLOCKS, LEVEL, Array, Effect, paired_effect, sidak
 from nexus_ablate.comparison.verdict import (
+    DIFFERENT,
     EXPLORATORY,
     INCONCLUSIVE,
     LEARNED,
@@ -68,6 +69,11 @@ class Row:
     @property
     def is_baseline(self) -> bool:
         return not self.word
+
+    @property
+    def is_small(self) -> bool:
+        """Whether a difference was found that lies wholly below the smallest one that matters."""
+        return self.word in DIFFERENT and self.effect is not None and self.effect.within(self.endpoint.margin)
 
     @property
     def verdict(self) -> str:

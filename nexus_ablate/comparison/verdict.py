@@ -27,7 +27,7 @@ MEANINGS = {
     LOWER: "the whole interval lies below 0, of a measure that is better neither lower nor higher",
     HIGHER: "the whole interval lies above 0, of a measure that is better neither lower nor higher",
     EQUIVALENT: "the whole interval is closer to 0 than the smallest difference that matters",
-    INCONCLUSIVE: "not decided; the sentence says how many seeds would",
+    INCONCLUSIVE: "not decided; the sentence says how many new seeds would",
     IDENTICAL: "every loss equals the baseline's to the last bit",
     DIVERGED: "no run has a finite loss, and all of the baseline's have",
     NOT_COMPARABLE: "a fairness condition fails, or the baseline has learned nothing",
@@ -159,7 +159,7 @@ def _why_undecided(effect: Effect, endpoint: Endpoint) -> str:
     needed = seeds_to_decide(effect, endpoint)
     if needed is None:
         return f"more than {MOST_ADVISED} seeds would be needed"
-    return f"{needed} seeds would decide it"
+    return f"{needed} new seeds would decide it"
 
 
 def seeds_to_decide(effect: Effect, endpoint: Endpoint) -> int | None:

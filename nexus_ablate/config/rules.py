@@ -324,7 +324,7 @@ def gain_sites(config: RunConfig, in_blocks: set[str], outside: set[str]) -> set
         return in_blocks
     if gain == 1 or not requested:
         got = f"norm_gain_sites={show(requested)} with norm={config.norm.name}, norm.gain_init={show(gain)}"
-        raise ConfigError("norm_gain_sites would change nothing", got, "norm.gain_init=0 norm_gain_sites=[ffn]")
+        raise ConfigError("norm_gain_sites would change nothing", got, "norm=rms norm.gain_init=0")
     for site in requested:
         if site not in in_blocks | outside:
             problem = f"placement={config.placement.name} has no norm at this site"

@@ -56,7 +56,7 @@ class Regime:
             epochs = f"{_short(self.epochs)} epochs"
         decay = "no weight decay"
         if math.isfinite(self.decay_steps):
-            decay = f"weight decay: {'active' if self.decay_matters else 'barely active'} {self._time_of_decay}"
+            decay = f"weight decay: {f'active {self._time_of_decay}' if self.decay_matters else 'barely active'}"
         return f"{_short(self.tokens / self.params)} tokens per parameter, {epochs}; {decay}"
 
     @property

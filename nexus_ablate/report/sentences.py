@@ -14,8 +14,9 @@ from nexus_ablate.comparison.verdict import (
     INCONCLUSIVE,
     MEANINGS,
     TOO_FEW_SEEDS,
+    TOO_SMALL,
 )
-from nexus_ablate.console import compact, several
+from nexus_ablate.console import compact, duration, several
 from nexus_ablate.measure.measures import NATS
 from nexus_ablate.report.columns import difference, mean_value, shared_qualifiers
 from nexus_ablate.study.endpoint import Endpoint
@@ -41,7 +42,8 @@ def answer(table: Table, rows: list[Row] | None = None, with_numbers: bool = Tru
         with_numbers: Without them where a table with the differences follows.
     """
     by_word: dict[str, list[str]] = {}
-    for row in table.rows if rows is None else rows:
+    shown = table.rows if rows is None else rows
+    for row in shown:
         delta, text = difference(row), row.arm.name
         if row.is_baseline:
             continue
@@ -54,7 +56,8 @@ def answer(table: Table, rows: list[Row] | None = None, with_numbers: bool = Tru
     for word in MEANINGS:
         if word in by_word:
             parts.append(f"{SAYS.get(word, word).capitalize()}: {', '.join(by_word[word])}.")
-    return " ".join(parts)
+    small = ", ".join(row.arm.name for row in shown if row.is_small)
+    return " ".join([*parts, f"{TOO_SMALL.capitalize()}: {small}."] if small else parts)
 
 
 def scale(table: Table) -> str:
@@ -111,14 +114,16 @@ def advice(comparison: Comparison) -> tuple[str, str]:
         return "", ""
     if lacking and study is not None and len(study.seeds) >= FEWEST_SEEDS:
         return "runs are missing", f"nexus-ablate study {shlex.quote(study.name)} --retry failed"
-    needed = max((row.needed for row in undecided if row.needed is not None), default=None)
+    counts = [row.needed for row in undecided]
+    needed = max((count for count in counts if count is not None), default=None)
     sentence = "more than 200 seeds would be needed to decide the rest"
     if lacking:
         sentence, needed = f"{FEWEST_SEEDS} seeds are the fewest for a verdict", 8
     elif needed is not None:
-        sentence = f"{needed} new seeds would decide more"
+        sentence = f"{needed} new seeds would decide {'more' if None in counts else 'it'}"
     if study is None or needed is None:
         return sentence, ""
+    sentence += f" (about {duration(needed * sum(row.arm.mean('seconds') or 0.0 for row in rows))} of training)"
     start = 100 * (max(study.seeds) // 100 + 1)
     name = shlex.quote(study.name)
     return sentence, f"nexus-ablate study {name} name={name}-2 seeds={start}-{start + needed - 1}"
