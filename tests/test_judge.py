@@ -212,6 +212,10 @@ def test_failures_count_and_never_vanish(typed):
     table = typed("a.csv", "--details")
     assert words_of(table) == {"bad": "DIVERGED", "some": "INCONCLUSIVE"}
     assert "1 of 6 failed" in table["rows"][2]["verdict"]
+    Path("a.csv").write_text(csv_of(rows_of(baseline=["nan"] * 6, rms=LOWER)))
+    table = typed("a.csv")
+    assert words_of(table) == {"rms": "TOO FEW SEEDS"}
+    assert "6 of 6 of the baseline failed" in table["rows"][1]["verdict"]
 
 
 # ------------------------------------------------------------------------------------------------- nothing is silent
@@ -280,7 +284,8 @@ REFUSED = [
     ("noarm.csv", GOOD.replace("rms,0,", ",0,"), "line 8: the arm is empty", "name the arm"),
     ("words.csv", "arm,seed\nbaseline,x\n", "no column of results", "one row per run"),
     ("digest.jsonl", json.dumps(DIGEST), "no column of results", "one row per run"),
-    ("runs.xlsx", "", "cannot read a table of this kind", ".csv"),
+    ("runs.xlsx", "", "runs.xlsx is not a table", ".csv"),
+    ("lists.json", "[[1, 2], [3, 4]]", "lists.json is not a table", "one row per run"),
 ]
 
 
@@ -296,7 +301,7 @@ def test_what_is_no_table_of_results_is_refused_where_it_stands(name, text, prob
 FLAGS = [
     (["--baseline", "rsm"], "does not have every column and arm", "--baseline rms"),
     (["--endpoint", "val_lss"], "does not have every column", "judge good.csv"),
-    (["--columns", "norm=arm"], "does not have every column", "judge good.csv"),
+    (["--columns", "seed=sed"], "does not have every column", "judge good.csv"),
     (["--allow", "text"], "no fairness condition", "one of seeds, source"),
     (["--columns", "arm"], "--columns takes NAME=COLUMN", "--columns seed=rng_seed"),
     (["--columns", "loss=val_loss", "--endpoint", "my_score"], "does not have every column", "judge good.csv"),

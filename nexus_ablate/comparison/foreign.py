@@ -4,52 +4,59 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 import json
-import math
 import re
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from nexus_ablate.comparison.read import LeftOut
-from nexus_ablate.errors import ConfigError, did_you_mean, printable
+from nexus_ablate.errors import ConfigError, did_you_mean
 from nexus_ablate.measure.measures import measure_of
-from nexus_ablate.plain_data import LARGEST, UNREADABLE
+from nexus_ablate.plain_data import UNREADABLE
 from nexus_ablate.runs.naming import BASELINE
 from nexus_ablate.runs.reading import leaves
 
 Frame: TypeAlias = Any
 """A pandas.DataFrame, whose type hints don't know what comes out of an expression."""
-Numbered: TypeAlias = dict[int, dict[str, Any]]
+Numbered: TypeAlias = dict[int, Any]
 """The rows of a file, each by its number."""
 NONE = "none"
 """Of `--columns seed=none`: the table has no such column."""
-FAILED = ("failed", "diverged", "nan", "inf", "-inf", "infinity", "-infinity")
-"""What stands in place of the endpoint of a run that ended without a finite one."""
 DIVERGED = "diverged"
-FINISHED = ("", "finished", "completed", "done", "success")
-"""States of runs whose numbers are results; those of others but `DIVERGED` are not."""
-OPTIONAL = {
-    "state": ("State", "state", "status"),
-    "run": ("run", "ID", "Name", "name"),
-    "step": ("step", "Step", "_step", "global_step", "train/global_step", "trainer/global_step", "iteration", "iter"),
-    "steps": ("steps", "train_steps"),
-    "tokens": ("tokens", "train_tokens", "total_tokens"),
-    "seconds": ("seconds", "_runtime"),
+FINISHED = ("", "finished", "completed", "done", "success", DIVERGED)
+"""States of runs that have a result."""
+USUAL = {
+    "name": "run",
+    "Name": "run",
+    "ID": "run",
+    "status": "state",
+    "State": "state",
+    "train_steps": "steps",
+    "total_tokens": "tokens",
+    "train_tokens": "tokens",
+    "_runtime": "seconds",
+    "iter": "step",
+    "iteration": "step",
+    "trainer/global_step": "step",
+    "train/global_step": "step",
+    "global_step": "step",
+    "_step": "step",
+    "Step": "step",
 }
-"""Further columns and what they may be called."""
-NUMBERS = ("step", "steps", "tokens", "seconds")
+"""What judge calls the columns of other tools; of several for one name, the last one that a table has counts."""
+AMOUNTS = ("step", "steps", "tokens", "seconds")
 NO_ARMS = ("Notes", "User", "Tags", "Created", "Updated", "Runtime", "End Time", "Hostname", "Sweep", "Commit", "Date")
 """Columns of exports that describe no arm."""
 ONE_ROW_PER_RUN = "one row per run, with the columns arm, seed and val_loss"
-NO_NUMBER = f"a number without unit; `{FAILED[0]}` if the run failed to train, which counts; or remove the row"
-_DECIMAL_COMMA = re.compile(r"^([+-]?\d+),(\d+(?:[eE][+-]?\d+)?)$")
-_CHART = re.compile(r"(?P<run>.+?) - (?P<metric>.+?)(?P<end>__MIN|__MAX)?")
-"""A column of W&B's chart export: the run, the metric, and the ends of what was averaged."""
-_RULER = re.compile(r"\|[-:| ]+")
+NO_NUMBER = "a number without unit; `failed` if the run failed to train, which counts; or remove the row"
+_NUMBER = r"[+-]?(\d{1,30}\.?\d*|\.\d+)(e\+?\d{1,2}|e-\d+)?"
+_FAILED = r"failed|diverged|nan|[+-]?inf(inity)?"
+"""What stands in place of the endpoint of a run that ended without a finite one."""
+_RESULT = rf"(?i)({_NUMBER}|{_FAILED})?"
+_SEED = r"(?i)(^|[^a-z])seed$"
 _RUN_NAME = r"^(?P<arm>.+?)[-_ /,=]+(?:seed|s)?[-_=]?(?P<seed>\d{1,15})$"
 """A run that is named by its arm and its seed: `rms-0`, `rms_seed1`."""
 
@@ -68,12 +75,6 @@ class Source:
     cells: Frame
     note: str = ""
 
-    def renamed(self, columns: Mapping[str, str]) -> Frame:
-        """The cells under the names that judge uses: those of `columns`, else what `OPTIONAL` lists."""
-        usual = {name: next(filter(self.cells.columns.__contains__, names), name) for name, names in OPTIONAL.items()}
-        names = {column: name for name, column in {**usual, **columns}.items() if column != name}
-        return self.cells.drop(columns=names.values(), errors="ignore").rename(columns=names)
-
 
 # ------------------------------------------------------------------------------------------------------------- reading
 
@@ -85,18 +86,13 @@ def read_source(path: Path) -> Source:
         ConfigError: There is no such file, it cannot be read as a table, or it has no rows.
     """
     kind = path.suffix.lower()
-    if kind not in READERS:
-        fix = f"a file that ends in {', '.join(READERS)}, or wandb:ENTITY/PROJECT"
-        raise ConfigError("judge cannot read a table of this kind", str(path), fix)
+    unit = "row" if kind == ".json" else "line"
     try:
         rows = READERS[kind](path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        fix = f"ls {shlex.quote(str(path.parent))}"
-        raise ConfigError("there is no file of this name", str(path), fix) from None
-    except (*UNREADABLE, IndexError, csv.Error, OSError) as error:
-        raise ConfigError(f"{path} is not a table", printable(str(error), 200), ONE_ROW_PER_RUN) from None
-    unit = "row" if kind == ".json" else "line"
-    return source_of(str(path), {f"{path.name}, {unit} {number}": row for number, row in rows.items()})
+        return source_of(str(path), {f"{path.name}, {unit} {number}": row for number, row in rows.items()})
+    except (*UNREADABLE, csv.Error, OSError) as error:
+        fix = f"{ONE_ROW_PER_RUN}, in a file that ends in {', '.join(READERS)}, or wandb:ENTITY/PROJECT"
+        raise ConfigError(f"{path} is not a table", str(error), fix) from None
 
 
 def source_of(name: str, rows: Mapping[str, dict[str, Any]]) -> Source:
@@ -109,54 +105,57 @@ def source_of(name: str, rows: Mapping[str, dict[str, Any]]) -> Source:
         raise ConfigError("the table has no rows", name, ONE_ROW_PER_RUN)
     import pandas
 
-    texts = {}
-    for place, row in rows.items():
-        texts[place] = {".".join(keys): "" if cell is None else str(cell).strip() for keys, cell in leaves(row)}
-    texts = _chart(texts)
-    cells = pandas.DataFrame([*texts.values()], [*texts], dtype=object).fillna("")
-    labels = cells.columns.intersection(["run", "Name"])
-    if len(labels) and "arm" not in cells and not any(map(_is_seed, cells)):
-        parts = cells[labels[0]].str.extract(_RUN_NAME)
-        if parts.notna().all(axis=None):
-            return Source(name, cells.join(parts), f"arms and seeds are read from {labels[0]}; ")
+    texts = []
+    for row in rows.values():
+        texts.append({".".join(keys).strip(): str(cell).strip() for keys, cell in leaves(row) if cell is not None})
+    cells = _chart(pandas.DataFrame(texts, [*rows], dtype=object).fillna(""))
+    if cells.filter(regex=rf"{_SEED}|^arm$").empty:
+        for label in cells.columns.intersection(["run", "Name"]):
+            parts = cells[label].str.extract(_RUN_NAME)
+            if parts.notna().all(axis=None):
+                return Source(name, cells.join(parts), f"arms and seeds are read from {label}; ")
     return Source(name, cells)
 
 
-def _chart(rows: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
-    """W&B's chart export, a column per run and metric, as a log with a row per run and step; another table as it is."""
-    step, *others = next(iter(rows.values())) or ("",)
-    parts = {column: _CHART.fullmatch(column) for column in others}
-    if not parts or None in parts.values():
-        return rows
-    log = {}
-    for place, cells in rows.items():
-        for column, part in parts.items():
-            if part and not part["end"] and cells[column]:
-                log[f"{place}, {column}"] = {"run": part["run"], "step": cells[step], part["metric"]: cells[column]}
-    return log
+def _chart(cells: Frame) -> Frame:
+    """W&B's chart export, a column `RUN - METRIC` for each run, as a log with a row per run and step.
+
+    Another table is returned as it is.
+    """
+    import pandas
+
+    logs = []
+    for column in cells.columns[1:]:
+        run, separator, metric = column.partition(" - ")
+        if not separator:
+            return cells
+        if not metric.endswith(("__MIN", "__MAX")):
+            log = pandas.DataFrame({"run": run, "step": cells.iloc[:, 0], metric: cells[column]})
+            logs.append(log.add_suffix(f", {column}", axis="index"))
+    return pandas.concat(logs).fillna("") if logs else cells
 
 
-def _csv(text: str) -> Numbered:
-    """Where no commas separate the cells, a comma in a number is its decimal point."""
+def _csv(text: str, separators: str = ",\t;") -> Numbered:
+    """Rows below a head. Where no commas separate the cells, a comma in a number is its decimal point."""
     head = text.lstrip().partition("\n")[0]
-    separator = next((mark for mark in "\t,;" if mark in head), ",")
+    separator = max(separators, key=head.count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True)
-    columns = [column.strip() for column in next(reader, [])]
-    rows, line = {}, 2
+    columns = next(filter(None, reader), [])
+    rows = {}
     for cells in reader:
+        line = reader.line_num - "".join(cells).count("\n")
         if len(cells) > len(columns) or len({*columns}) < len(columns):
-            raise ValueError(f"line {line} has {len(cells)} cells, the head has {', '.join(columns)}")
+            raise ValueError(f"line {line} does not have the columns {', '.join(columns)}")
         if separator != ",":
-            cells = [_DECIMAL_COMMA.sub(r"\1.\2", cell.strip()) for cell in cells]
-        if any(cells):
+            cells = [re.sub(r"^\s*([+-]?\d+),(\d+([eE][+-]?\d+)?)\s*$", r"\1.\2", cell) for cell in cells]
+        if any(cells) and cells != columns:
             rows[line] = dict(zip(columns, cells, strict=False))
-        line = reader.line_num + 1
     return rows
 
 
 def _json(text: str) -> Numbered:
     """A list of objects, or an object with one such list."""
-    values = json.loads(text, parse_constant=str)
+    values = json.loads(text)
     if isinstance(values, dict):
         (values,) = [value for value in values.values() if isinstance(value, list)]
     return dict(enumerate(values, 1))
@@ -167,7 +166,7 @@ def _json_lines(text: str) -> Numbered:
     for line, row in enumerate(text.split("\n"), 1):
         try:
             if row.strip():
-                rows[line] = json.loads(row, parse_constant=str)
+                rows[line] = json.loads(row)
         except json.JSONDecodeError as error:
             raise ValueError(f"line {line}: {error.msg}") from None
     return rows
@@ -175,16 +174,11 @@ def _json_lines(text: str) -> Numbered:
 
 def _markdown(text: str) -> Numbered:
     """The table between pipes in a page; several with the same columns are one."""
-    rows, heads = {}, []
-    for line, (row, after) in enumerate(itertools.pairwise([*text.splitlines(), ""]), 1):
-        cells = [cell.strip(" *`") for cell in row.strip("| ").split("|")]
-        if _RULER.fullmatch(after):
-            heads.append(cells)
-            if cells != heads[0]:
-                raise ValueError(f"one table between pipes is read, and at line {line} another one begins")
-        elif row.startswith("|") and not _RULER.fullmatch(row):
-            rows[line] = dict(zip(heads[0], cells, strict=True))
-    return rows
+    lines = []
+    for line in text.splitlines():
+        is_row = line.startswith("|") and not re.fullmatch(r"\|[-:| ]+", line)
+        lines.append(re.sub(r"[ *`]*\|[ *`]*", "|", line).strip("|*` ") if is_row else "")
+    return _csv("\n".join(lines), "|")
 
 
 READERS = {".csv": _csv, ".tsv": _csv, ".json": _json, ".jsonl": _json_lines, ".md": _markdown}
@@ -199,14 +193,14 @@ class Choice:
     """What is judged, as the flags say it.
 
     Attributes:
-        arm: The columns whose values name an arm; [] for `arm`.
+        arm: The columns whose values name an arm.
         endpoint: The measure, which is also its column unless `columns` says otherwise.
         better: `lower` or `higher`, for a measure that this package doesn't know.
-        columns: What the table calls `arm`, `seed`, the endpoint and the optional columns.
+        columns: What the table calls `arm`, `seed`, the endpoint, `state`, `run` and those of `AMOUNTS`.
         at: The step at which a log is read. Default: the last one of each run.
     """
 
-    arm: list[str] = field(default_factory=list)
+    arm: list[str] = field(default_factory=lambda: ["arm"])
     endpoint: str = "val_loss"
     better: str = ""
     columns: dict[str, str] = field(default_factory=dict)
@@ -215,183 +209,134 @@ class Choice:
     delta_min: float | None = None
     allow: list[str] = field(default_factory=list)
 
-    def arms(self, cells: Frame) -> Any:
-        """The arm of each row."""
-        return cells[self.arm or ["arm"]].agg(",".join, axis=1)
-
     def command(self, source: Source) -> str:
         """The command line that asks for this."""
+        columns = [*map("=".join, self.columns.items())]
         words = ["nexus-ablate", "judge", source.name]
-        for name, value in vars(self).items():
-            if isinstance(value, dict):
-                value = [f"{key}={column}" for key, column in value.items()]
-            if value and value != getattr(Choice(), name):
-                words += ["--" + name.replace("_", "-"), ",".join(value) if isinstance(value, list) else str(value)]
+        for name, value in {**vars(self), "columns": columns}.items():
+            if value:
+                words.append("--" + name.replace("_", "-"))
+                words.append(",".join(value) if isinstance(value, list) else str(value))
         return shlex.join(words)
 
 
-def check_choice(source: Source, asked: Choice) -> None:
-    """Check that the table has what is asked for.
+def table_of(source: Source, asked: Choice) -> Frame:
+    """The table with the columns and the baseline that are asked for, under the names that judge uses.
+
+    Every row has a run (without such a column one of its own), a state and a step ("" where they are not known).
 
     Raises:
-        ConfigError: It has not. The message ends with a command for what it does have.
+        ConfigError: It lacks one. The message ends with a command that has the likeliest guess in its place.
     """
-    chosen = completed(source, asked)
-    if chosen != asked:
-        arms = chosen.arms(source.renamed(chosen.columns)).unique()
-        got = f"columns {', '.join(source.cells)}; arms {', '.join(arms)}"
-        problem = f"{source.name} does not have every column and arm that is asked for"
-        raise ConfigError(problem, printable(got, 300), chosen.command(source))
-
-
-def completed(source: Source, asked: Choice) -> Choice:
-    """What is asked for, with the likeliest guess in place of everything that the table doesn't have."""
-    columns = {name: column for name, column in asked.columns.items() if column in (*source.cells, NONE)}
-    cells = source.renamed(columns)
-    endpoint, better, arm = asked.endpoint, asked.better, asked.arm
-    if "seed" not in cells and columns.get("seed") != NONE:
-        columns["seed"] = next(filter(_is_seed, cells), NONE)
+    known = source.cells
+    columns = {name: column for name, column in asked.columns.items() if column in (*known, NONE)}
+    # of a table without seeds, every seed is `NONE` until `results_of` numbers its runs
+    named = {name: known.get(column, NONE) for name, column in columns.items()}
+    usual = {name: known[column] for column, name in USUAL.items() if column in known}
+    cells = known.assign(**{"run": known.index, "state": "", "step": "", **usual, **known, **named})
+    seeds = [*cells.filter(regex=_SEED)]
+    free = known.drop(columns=[*USUAL, *USUAL.values(), *NO_ARMS, *seeds], errors="ignore")
+    numbers = [name for name in free if free[name].str.fullmatch(_RESULT).all()]
+    if "seed" not in cells:
+        columns["seed"] = [*seeds, NONE][0]
+    endpoint = asked.endpoint
     if endpoint not in cells:
-        endpoint = _endpoint_column(source.name, cells, endpoint)
+        endpoint = _likely_endpoint(source, free[numbers], endpoint)
         if "loss" in endpoint and not measure_of(endpoint):
-            columns[Choice.endpoint] = columns.pop(endpoint, endpoint)
+            columns[Choice.endpoint] = endpoint
             endpoint = Choice.endpoint
-    if not measure_of(endpoint) and not better:
+    better = asked.better
+    if not better and not measure_of(endpoint):
         better = "lower" if re.search("loss|ppl|perplexity|bpb|err|time|second|step", endpoint.lower()) else "higher"
-    if not {*(arm or ["arm"])} <= {*cells}:
-        arm = _arm_columns(cells, {endpoint, *columns.values()})
-    chosen = replace(asked, arm=arm, endpoint=endpoint, better=better, columns=columns)
-    names = [*chosen.arms(source.renamed(columns)).unique()]
-    usual = [name for name in names if name.lower() in (BASELINE, "base", "control", "default")]
-    near = asked.baseline if asked.baseline in names else did_you_mean(asked.baseline, names)
-    return replace(chosen, baseline=near or [*usual, *names][0])
+    arm = asked.arm
+    if not {*arm} <= {*cells}:
+        unused = free.drop(columns=[endpoint, *columns.values()], errors="ignore")
+        shared = unused.columns[unused.nunique().between(2, len(known) / 2)]
+        arm = [*shared.difference(numbers, sort=False)] or [*unused, *cells][:1]
+    arms = cells[arm].agg(",".join, axis=1)
+    baseline = did_you_mean(asked.baseline, arms) or arms.iloc[0]
+    chosen = replace(asked, arm=arm, endpoint=endpoint, better=better, columns=columns, baseline=baseline)
+    if chosen != asked:
+        raise ConfigError(
+            f"{source.name} does not have every column and arm that is asked for",
+            f"columns {', '.join(known)}; arms {', '.join(arms.unique())}",
+            chosen.command(source),
+        )
+    return cells.assign(arm=arms)
 
 
-def _endpoint_column(source: str, cells: Frame, wanted: str) -> str:
-    """The likeliest endpoint: a column of a near name, else a validation loss, a loss, the numbers that differ most.
+def _likely_endpoint(source: Source, numbers: Frame, wanted: str) -> str:
+    """A column of a near name, else a validation loss, or the numbers that differ most.
 
     Raises:
         ConfigError: No column has numbers that can be results; whole numbers alone count something.
     """
     likely = {}
-    for name in _free(cells, ()):
-        if _is_number(cells[name]) and not cells[name].str.fullmatch(r"\d*").all():
-            is_loss = "loss" in name.lower() or "bpb" in name.lower()
-            likely[name] = is_loss, "val" in name.lower(), cells[name].nunique()
+    for name, cells in numbers.items():
+        if cells.str.contains(".", regex=False).any():
+            likely[name] = len(re.findall("val|loss|bpb", name.lower())), cells.nunique()
     if not likely:
-        problem = f"{source} has no column of results"
-        raise ConfigError(problem, printable(", ".join(cells), 200), ONE_ROW_PER_RUN)
+        raise ConfigError(f"{source.name} has no column of results", ", ".join(source.cells), ONE_ROW_PER_RUN)
     return did_you_mean(wanted, likely) or max(likely, key=likely.__getitem__)
-
-
-def _arm_columns(cells: Frame, used: Collection[str]) -> list[str]:
-    """The columns that likeliest name an arm: words that several rows share, else numbers that several share."""
-    free = _free(cells, used)
-    shared = [name for name in free if 1 < cells[name].nunique() <= len(cells) / 2]
-    words = [name for name in shared if not _is_number(cells[name])]
-    return words or [*shared, *free, cells.columns[0]][:1]
-
-
-def _free(cells: Frame, used: Collection[str]) -> list[str]:
-    """The columns that may describe an arm or a result."""
-    return [name for name in cells if name not in (*used, *OPTIONAL, *NO_ARMS) and not _is_seed(name)]
-
-
-def _is_number(cells: Any) -> bool:
-    """Whether all filled cells of a column are numbers."""
-    filled = [text for text in cells if text and text.lower() not in FAILED]
-    return bool(filled) and not any(math.isnan(number(text)) for text in filled)
-
-
-def number(text: str) -> float:
-    """The finite number that a cell holds; NaN for anything else."""
-    try:
-        value = float(text.replace("_", "?"))
-    except ValueError:
-        return math.nan
-    return value if abs(value) < LARGEST else math.nan
-
-
-def _is_seed(column: str) -> bool:
-    return re.search(r"(^|[^a-z])seed$", column.lower()) is not None
 
 
 # ---------------------------------------------------------------------------------------------------- rows as runs
 
 
-class Result(NamedTuple):
-    """A row that is the result of a run.
+def results_of(name: str, table: Frame, chosen: Choice) -> tuple[Frame, list[LeftOut]]:
+    """The results in the table of this name, of a log at its last step or the chosen one, and the runs that have none.
 
-    Attributes:
-        value: Of the endpoint; NaN for a run that failed to train.
-        amounts: Those of `NUMBERS` that the row has.
-    """
-
-    place: str
-    arm: str
-    seed: int
-    value: float
-    amounts: dict[str, float]
-
-
-def results_of(source: Source, chosen: Choice) -> tuple[list[Result], list[LeftOut]]:
-    """The results in a table, of a log at its last step or at the chosen one, and the rows that are no results.
+    Returns:
+        A row per run with its arm, its seed, the endpoint (NaN where the run failed to train) and those of `AMOUNTS`
+        that the table has; and the other runs.
 
     Raises:
         ConfigError: A cell is not what its column holds, or two rows are of one run.
     """
-    table = source.renamed(chosen.columns)
-    runs: dict[str, int] = {}  # without a seed
-    by_run: dict[tuple[str, int], dict[float, Result]] = {}  # each by step
-    left_out = []
-    for (place, cells), arm in zip(table.to_dict("index").items(), chosen.arms(table), strict=True):
-        state = cells.get("state", "").lower()
-        if state not in (*FINISHED, DIVERGED):
-            left_out.append(LeftOut(Path(place), state, arm, state=state))
-            continue
-        if not arm.strip(","):
-            raise _refused(place, "the arm is empty", arm, "name the arm of every run")
-        if chosen.columns.get("seed") == NONE:
-            run = cells.get("run", place) if "step" in cells else place
-            seed = runs.setdefault(run, len(runs))
-        elif re.fullmatch(r"\d{1,15}(\.0)?", cells["seed"]):
-            seed = int(float(cells["seed"]))
-        else:
-            fix = f"whole numbers from 0; --columns seed={NONE} for runs without seeds"
-            raise _refused(place, "the seed is not a whole number", cells["seed"], fix)
-        by_step = by_run.setdefault((arm, seed), {})
-        text = DIVERGED if state == DIVERGED else cells[chosen.endpoint]
-        if not text:  # in a log, a row of other measures
-            continue
-        value = math.nan if text.lower() in FAILED else _number(place, chosen.endpoint, text)
-        amounts = {name: _number(place, name, cells[name]) for name in NUMBERS if name in cells}
-        step = amounts.get("step", 0.0)
-        if step in by_step:
-            fix = "one row per run; or with --arm also the column that tells these runs apart; or a column step"
-            raise ConfigError("two rows are of one run", f"{by_step[step].place} and {place}: {arm}, seed {seed}", fix)
-        by_step[step] = Result(place, arm, seed, value, amounts)
-    results = []
-    for (arm, seed), by_step in by_run.items():
-        step = max(by_step, default=-1.0) if chosen.at is None else chosen.at
-        if step in by_step:
-            results.append(by_step[step])
-        else:
-            at = "" if chosen.at is None else f" at step {step:g}"
-            left_out.append(LeftOut(Path(source.name), f"seed {seed} has no {chosen.endpoint}{at}", arm, seed))
+    endpoint = chosen.endpoint
+    run = ["arm", "seed"]
+    runs = table["run"].where(table["step"] != "", table.index)
+    seeds = table["seed"].mask(table["seed"] == NONE, runs.factorize()[0].astype(str))
+    state = table["state"].str.lower()
+    table = table.assign(**{"seed": seeds, endpoint: table[endpoint].mask(state == DIVERGED, DIVERGED)})
+    left_out = [LeftOut(Path(row.Index), row.state, row.arm) for row in table[~state.isin(FINISHED)].itertuples()]
+    table = table[state.isin(FINISHED)]
+    refuse(table["arm"], table["arm"].str.strip(",") == "", "the arm is empty", "name the arm of every run")
+    refuse(
+        table["seed"],
+        ~table["seed"].str.fullmatch(r"\d{1,15}(\.0)?"),
+        "the seed is not a whole number",
+        f"whole numbers from 0; --columns seed={NONE} for runs without seeds",
+    )
+    table = table.assign(seed=table["seed"].astype(float).astype(int))
+    rows = table[table[endpoint] != ""]  # in a log, others have other measures
+    texts = rows[rows.columns.intersection([endpoint, *AMOUNTS])]
+    for column, cells in texts.items():
+        refuse(cells, ~cells.str.fullmatch(_RESULT), f"{column} is not a finite number", NO_NUMBER)
+    figures = texts.replace(rf"(?i)^({_FAILED})?$", "nan", regex=True).astype(float)
+    results = rows[run].join(figures).sort_values(["step", "seed"], na_position="first")
+    refuse(
+        results["arm"],
+        results.duplicated([*run, "step"]),
+        "two rows are of one run",
+        "one row per run; or with --arm also the column that tells these runs apart; or a column step",
+    )
+    when = ""
+    if chosen.at:
+        when = f" at step {chosen.at:g}"
+        results = results[results["step"] == chosen.at]
+    results = results.drop_duplicates(run, keep="last")
+    missing = table.set_index(run).index.difference(results.set_index(run).index)
+    left_out += [LeftOut(Path(name), f"seed {seed} has no {endpoint}{when}", arm) for arm, seed in missing]
     return results, left_out
 
 
-def _number(place: str, what: str, text: str) -> float:
-    """A cell's number.
+def refuse(cells: Any, is_wrong: Any, problem: str, fix: str) -> None:
+    """Refuse a column in which a cell is wrong.
 
     Raises:
-        ConfigError: It has none.
+        ConfigError: There is one.
     """
-    value = number(text)
-    if math.isnan(value):
-        raise _refused(place, f"{what} is not a finite number", text, NO_NUMBER)
-    return value
-
-
-def _refused(place: str, problem: str, cell: str, fix: str) -> ConfigError:
-    return ConfigError(f"{place}: {problem}", printable(cell, 80), fix)
+    wrong = cells[is_wrong]
+    if len(wrong):
+        raise ConfigError(f"{wrong.index[0]}: {problem}", str(wrong.iloc[0]), fix)
