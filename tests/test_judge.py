@@ -317,6 +317,12 @@ def test_a_flag_that_the_table_does_not_have_is_answered_with_one_that_it_has(fl
         assert words_of(typed(*shlex.split(lines[2])[3:])) != {}
 
 
+def test_a_value_without_the_logarithm_that_its_measure_needs_is_refused(typed):
+    name = "act/resid/kurtosis_token"
+    Path("a.csv").write_text(csv_of(rows_of(baseline=BASE, rms=[*LOWER[:5], 0.0])).replace("val_loss", name))
+    assert f"line 13: {name} cannot have this sign" in typed("a.csv", "--endpoint", name)[0]
+
+
 # ------------------------------------------------------------------------------------------ which test, how often
 
 
@@ -356,6 +362,12 @@ def test_seeds_alone_choose_between_the_paired_test_and_welch_s(new, status, n, 
     table = typed("a.csv")
     assert statuses(table)["seeds"] == status and table["rows"][1]["n"] == n
     assert words_of(table) == {"new": "BETTER"}
+
+
+def test_the_page_of_an_unpaired_test_has_its_intervals(typed):
+    Path("a.csv").write_text(csv_of(rows_of(baseline=BASE, new=(2, LOWER))))
+    typed("a.csv", "--html", "a.html")
+    assert "BETTER" in Path("a.html").read_text()
 
 
 def test_fewer_than_five_runs_give_an_interval_and_no_word(typed):

@@ -37,7 +37,6 @@ USUAL = {
     "train_steps": "steps",
     "total_tokens": "tokens",
     "train_tokens": "tokens",
-    "_runtime": "seconds",
     "iter": "step",
     "iteration": "step",
     "trainer/global_step": "step",
@@ -322,7 +321,7 @@ def results_of(name: str, table: Frame, chosen: Choice) -> tuple[Frame, list[Lef
         "one row per run; or with --arm also the column that tells these runs apart; or a column step",
     )
     when = ""
-    if chosen.at:
+    if chosen.at is not None:
         when = f" at step {chosen.at:g}"
         results = results[results["step"] == chosen.at]
     results = results.drop_duplicates(run, keep="last")

@@ -69,14 +69,15 @@ def judge(source: Source, chosen: Choice) -> Comparison:
     if not base.runs or not others:
         fix = "finished runs of a baseline and of other arms; --arm names the columns that tell arms apart"
         raise ConfigError(f"{source.name} has nothing to compare", f"arms {', '.join(names)}", fix)
-    mean = base.mean(endpoint.name)
-    if endpoint.unit in (NATS, BITS) and endpoint.name.endswith(("loss", "bpb")):
-        losses = results[endpoint.name]
-        command = replace(chosen, better="higher" if losses.min() < 0 else "lower").command(source)
-        fix = f"{command}, if it is no {endpoint.name}; `failed` if the run failed to train"
-        refuse(losses, (losses <= 0) | (losses > LARGEST_LOSS), f"{endpoint.name} cannot have this sign or size", fix)
-        if mean and not chosen.delta_min:
-            endpoint = endpoint.with_margin(DEFAULT_MARGIN * mean, "0.2% of the loss")
+    is_loss = endpoint.unit in (NATS, BITS) and endpoint.name.endswith(("loss", "bpb"))
+    values = results[endpoint.name]
+    command = replace(chosen, better="higher" if values.min() < 0 else "lower").command(source)
+    fix = f"{command}, if it is no {endpoint.name}; `failed` if the run failed to train"
+    impossible = (values <= 0) & (is_loss or endpoint.log) | (values > LARGEST_LOSS) & is_loss
+    refuse(values, impossible, f"{endpoint.name} cannot have this sign or size", fix)
+    mean = base.mean(endpoint.name) or 1.0
+    if is_loss and not chosen.delta_min:
+        endpoint = endpoint.with_margin(DEFAULT_MARGIN * mean, "0.2% of the loss")
     is_paired = all(len(arm.runs.keys() & base.runs.keys()) >= FEWEST_SEEDS for arm in others if arm.runs)
     for arm in others if is_paired else ():
         left_out += without_twin(arm, base)
@@ -94,16 +95,14 @@ def judge(source: Source, chosen: Choice) -> Comparison:
     conditions = waived(conditions, chosen.allow)
     context = Context(base, conditions, left_out, () if is_cost else (ONE_TEXT,))
     level = sidak(LEVEL, len(others))
-    if endpoint.log and mean:
-        step /= abs(mean)
+    if endpoint.log:
+        step /= mean
     base_values = base.on_scale(endpoint, [*base.runs.keys() - base.failed])
     rows = [Row(base, endpoint, [*base.runs])]
     for arm in others:
         pairs, differences = pairs_of(arm, base, endpoint)
         effect = paired_effect(differences, level, step)
         if not is_paired:
-            pairs = [*arm.runs]
-            differences = EMPTY
             values = arm.on_scale(endpoint, [*arm.runs.keys() - arm.failed])
             effect = welch_effect(values, base_values, level, step)
         rows.append(row_of(context, arm, endpoint, pairs, differences, effect))

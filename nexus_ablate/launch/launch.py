@@ -30,6 +30,7 @@ from nexus_ablate.runs import atomic_write_text, make_directory
 from nexus_ablate.runs.files import remove_empty, storage
 from nexus_ablate.runs.lookup import DEFAULT
 from nexus_ablate.runs.ownership import release, take_lock
+from nexus_ablate.runs.reading import read_text
 from nexus_ablate.study.arm_overrides import key_of
 from nexus_ablate.study.definition import runs_dir_of, settings_of
 from nexus_ablate.study.record import load, save
@@ -229,7 +230,8 @@ def _fix(planned: Planned) -> None:
         if launched != planned.study:
             save(planned.study, planned.folder)
         runs = "".join(f"{job.path.relative_to(planned.folder)}\n" for job in planned.jobs)
-        atomic_write_text(planned.folder / RUN_LIST, runs)
+        if runs != read_text(planned.folder / RUN_LIST):
+            atomic_write_text(planned.folder / RUN_LIST, runs)
 
 
 @contextmanager
