@@ -104,7 +104,7 @@ def test_a_storm_of_nonfinite_numbers_grows_the_logs_by_no_more_and_says_nothing
     written = sizes_of(path)
     most = 25 * MEBIBYTE * count / STEPS
     assert max(written["metrics.jsonl"], written["probes.jsonl"]) <= most
-    assert len(capsys.readouterr().err.splitlines()) < 40
+    assert len(capsys.readouterr().err.splitlines()) < 60  # its header and its table, whatever the width
     for name in ("metrics.jsonl", "probes.jsonl"):
         for line in (path / name).read_text().splitlines():
             json.loads(line, parse_constant=pytest.fail)
