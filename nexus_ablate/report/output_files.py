@@ -40,6 +40,9 @@ def check_target(flag: str, path: Path, endings: Sequence[str]) -> None:
     if path.is_dir():
         fix = f"{flag} {quote(str(path / 'NAME'))}"
         raise ConfigError(f"{flag} takes a file, but this is a directory", str(path), fix)
+    if path.exists() and not path.is_file():
+        fix = f"{flag} {quote('report' + path.suffix)}"
+        raise ConfigError(f"{flag} takes a file, but this is a device or a pipe", str(path), fix)
 
 
 def check_outputs(outputs: Mapping[str, Path], force: bool) -> None:

@@ -52,7 +52,7 @@ def killed(overrides, number, delay, monkeypatch) -> int:
     return ended(pid)
 
 
-@sizes(8, 200)
+@sizes(20, 200)
 def test_the_same_command_after_a_kill_ends_as_if_undisturbed(tiny_run, tmp_path, monkeypatch, counted, count):
     whole = run(tiny_run(*SHORT))
     expected = result(whole.path)

@@ -96,6 +96,17 @@ def test_a_run_resumes_where_runs_dir_itself_is_a_link(tiny_run, tmp_path):
     assert only(tmp_path / "disk")
 
 
+@pytest.mark.parametrize("flag", ["--html", "--csv", "--json"])
+def test_a_report_never_takes_the_place_of_a_device_or_a_pipe(tmp_path, capsys, flag):
+    """Root may replace /dev/null by a file, also in a container."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert main(["compare", str(tmp_path), flag, str(pipe), "--force"]) == errors.CONFIG
+    problem, got, fix = capsys.readouterr().err.splitlines()
+    assert "a device or a pipe" in problem and str(pipe) in got and f"{flag} report" in fix
+    assert pipe.is_fifo()
+
+
 def test_of_a_directory_that_cannot_be_made_no_part_is_left(tmp_path):
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "a" / "b" / ("c" * 300), tmp_path / "file" / "b"):
