@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -15,6 +17,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from written_runs import Writer, config_of
 
+from nexus_ablate import __version__
 from nexus_ablate.config.options import default_option, option_files
 from nexus_ablate.runs import read_run
 from nexus_ablate.runs.formats import WandbRun
@@ -469,6 +472,35 @@ def test_a_wandb_that_hangs_at_the_end_is_left_behind(training, fake, lines, mon
     training.start(patience=patience).finish(status, {})
     assert [f"did not answer within {seconds} s" in line for line in lines] == [False, True]
     gate.set()
+
+
+UNANSWERED = """
+import sys, torch
+from pathlib import Path
+from nexus_ablate.cli import main
+from nexus_ablate.track.mirror import WandbTracker
+
+def never_answers():
+    numbers = torch.ones(3000, 3000)
+    while True:
+        numbers.relu()
+
+WandbTracker(never_answers, Path(sys.argv[1]), print, print, patience=0.1).finish("finished", {})
+sys.argv = ["nexus-ablate", "--version"]
+status = main(ARGUMENTS)
+sys.exit(status)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [("None", 0), pytest.param('["--version"]', -signal.SIGABRT, id="control: Python ends, not the command")],
+)
+def test_a_command_whose_upload_is_stopped_ends_with_its_own_status(tmp_path, arguments, status):
+    code = UNANSWERED.replace("ARGUMENTS", arguments)
+    ended = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=False)
+    assert ended.returncode == status, ended.stderr
+    assert ended.stdout.splitlines()[1:] == [__version__], "what was printed before is not lost"
 
 
 def test_a_missing_package_is_said_once_and_nothing_else_happens(training, lines, monkeypatch):

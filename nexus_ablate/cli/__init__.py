@@ -10,6 +10,7 @@ import io
 import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from types import FrameType
 
@@ -54,7 +55,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if argv is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
-    from nexus_ablate import errors
     from nexus_ablate.masking import masked_streams
     from nexus_ablate.training import signals
 
@@ -63,40 +63,55 @@ def main(argv: Sequence[str] | None = None) -> int:
         if argv is None and isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal of another encoding lacks some of our characters
     with masked_streams():
-        try:
-            status = _run([*(sys.argv[1:] if argv is None else argv)])
-            sys.stdout.flush()  # here, where a closed pipe is not an error
-            if argv is None:
-                gc.freeze()  # else the collection at exit goes through all that torch has imported
-            return status
-        except errors.UserError as error:
-            print(error, file=sys.stderr)
-            return error.status
-        except KeyboardInterrupt:
+        status = _status([*(sys.argv[1:] if argv is None else argv)])
+        if argv is None:
+            gc.freeze()  # else the collection at exit goes through all that torch has imported
+            _end_beside_wandb(status)
+        return status
+
+
+def _end_beside_wandb(status: int) -> None:
+    """End the process at once where W&B still owes an answer: Python would abort in that thread's compiled code."""
+    if any(thread.name == "wandb-mirror" for thread in threading.enumerate()):
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(status)
+
+
+def _status(arguments: list[str]) -> int:
+    """Run the command; the exit status of what it raised."""
+    from nexus_ablate import errors
+
+    try:
+        status = _run(arguments)
+        sys.stdout.flush()  # here, where a closed pipe is not an error
+        return status
+    except errors.UserError as error:
+        print(error, file=sys.stderr)
+        return error.status
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # `nexus-ablate list | head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return errors.OK
+    except OSError as error:
+        from nexus_ablate.runs.files import refused
+
+        print(refused(error), file=sys.stderr)
+        return errors.STORAGE
+    except BaseException as error:  # a plugin may end Python itself
+        if _interrupted:  # some libraries turn a KeyboardInterrupt into another error
             return INTERRUPTED
-        except BrokenPipeError:  # `nexus-ablate list | head` has read enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            return errors.OK
-        except OSError as error:
-            from nexus_ablate.runs.files import refused
+        from nexus_ablate.training.memory import out_of_memory
 
-            print(refused(error), file=sys.stderr)
-            return errors.STORAGE
-        except BaseException as error:  # a plugin may end Python itself
-            if _interrupted:  # some libraries turn a KeyboardInterrupt into another error
-                return INTERRUPTED
-            from nexus_ablate.training.memory import out_of_memory
+        if out_of_memory(error):
+            problem = "this configuration needs more memory than this machine has"
+            print(errors.ConfigError(problem, errors.described(error), "vocab_size=auto model=nano"), file=sys.stderr)
+            return errors.CONFIG
+        import traceback
 
-            if out_of_memory(error):
-                problem = "this configuration needs more memory than this machine has"
-                print(
-                    errors.ConfigError(problem, errors.described(error), "vocab_size=auto model=nano"), file=sys.stderr
-                )
-                return errors.CONFIG
-            import traceback
-
-            traceback.print_exc()  # Python itself would print it unmasked
-            return errors.BUG
+        traceback.print_exc()  # Python itself would print it unmasked
+        return errors.BUG
 
 
 INTERRUPTED = 128 + signal.SIGINT
