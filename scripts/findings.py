@@ -21,7 +21,8 @@ import panel
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 FOLDER = DOCS / "findings"
-SIZES = {"pico": "", "nano": "_nano"}
+SIZES = {"pico": "", "femto": "_femto"}
+"""What the name of a study ends in at each size."""
 OF_A_TABLE = ("setting", "unit", "level", "cells", "basis")
 OF_A_ROW = (
     *(
@@ -143,10 +144,13 @@ def replaced(page: str, mark: str, text: str) -> str:
 
 def answers(rows: list[Finding]) -> str:
     """The first table of the page, and how many of its words chance would make."""
-    lines = ["| question | answer | at pico | at nano | worth in compute |", "|---|---|---|---|---|"]
+    lines = ["| question | answer | at pico | at femto | worth in compute |", "|---|---|---|---|---|"]
     for row in rows:
-        worth = row.values.get("pico", {}).get("worth", "–")
-        lines.append(f"| {row.question} | {row.answer} | {row.interval('pico')} | {row.interval('nano')} | {worth} |")
+        if row.values:
+            worth = row.values.get("pico", {}).get("worth", "–")
+            lines.append(f"| {row.question} | {row.answer} | {row.interval('pico')} | {row.interval('femto')} | {worth} |")
+    if open_ := [row.question for row in rows if not row.values]:
+        lines += ["", f"Asked, and not trained yet: {' '.join(open_)}"]
     trained = sum(len(row.values) for row in rows)
     by_chance = 0.05 * trained
     chance = f"If nothing mattered, about {by_chance:.1f} of these {trained} intervals would still exclude 0."
@@ -167,7 +171,7 @@ def draw(rows: list[Finding], file: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7.5, 1 + 0.5 * len(rows)), layout="constrained")
-    for size, shift, color in (("pico", -0.12, "#3b6fb6"), ("nano", 0.12, "#c2571a")):
+    for size, shift, color in (("pico", -0.12, "#3b6fb6"), ("femto", 0.12, "#c2571a")):
         axes.plot([], [], "o-", color=color, label=size)
         for line, row in enumerate(rows):
             values = row.values.get(size, {})
