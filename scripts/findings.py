@@ -129,12 +129,24 @@ def filled(page: str) -> str:
     page = replaced(page, "answers", answers(rows))
     page = replaced(page, "panel", panel.section())
     for row in rows:
-        lines = [
-            f"- **{size}**: {values['verdict']}, {values['sentence']}. {values['basis']}."
-            for size, values in row.values.items()
-        ]
+        lines = [paragraph(row, size, values) for size, values in row.values.items()]
         page = replaced(page, f"result: {row.source} as {row.subject}", "\n".join(lines) or "Not trained yet.")
     return page
+
+
+def paragraph(row: Finding, size: str, values: dict[str, Any]) -> str:
+    """What one size says, and what it cost and rests on."""
+    study = row.source.split()[0]
+    in_bits = values["val_bpb"] / values["mean"] * values["delta"] if values["endpoint"] == "val_loss" else None
+    bits = "" if in_bits is None else f", {in_bits:+.4f} bits per byte"
+    worth = f" It is worth {values['worth']} of the compute." if values.get("worth") else ""
+    hours = 2 * values["n"] * values["seconds"] / 3600
+    at_size = "" if size == "pico" else f" model={size} name={study}{SIZES[size]}"
+    command = f"nexus-ablate study docs/findings/{study}.yaml train.compile=off{at_size}"
+    return (
+        f"- **{size}**: {values['verdict']}, {values['sentence']}{bits}.{worth} {values['basis']}. "
+        f"{hours:.1f} core hours with its baseline: `{command}`"
+    )
 
 
 def replaced(page: str, mark: str, text: str) -> str:
@@ -148,7 +160,9 @@ def answers(rows: list[Finding]) -> str:
     for row in rows:
         if row.values:
             worth = row.values.get("pico", {}).get("worth", "–")
-            lines.append(f"| {row.question} | {row.answer} | {row.interval('pico')} | {row.interval('femto')} | {worth} |")
+            lines.append(
+                f"| {row.question} | {row.answer} | {row.interval('pico')} | {row.interval('femto')} | {worth} |"
+            )
     if open_ := [row.question for row in rows if not row.values]:
         lines += ["", f"Asked, and not trained yet: {' '.join(open_)}"]
     trained = sum(len(row.values) for row in rows)
