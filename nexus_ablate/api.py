@@ -58,11 +58,12 @@ class Comparison(comparison.Comparison):
         """
         from nexus_ablate.report.charts import comparison_figure
 
+        if setting is None:
+            return comparison_figure(self.tables[0])
         tables = {table.setting: table for table in self.tables}
-        name = self.tables[0].setting if setting is None else setting
-        if name not in tables:
-            raise unknown("there is no setting of this name", name, tables)
-        return comparison_figure(tables[name])
+        if setting not in tables:
+            raise unknown("there is no setting of this name", setting, tables)
+        return comparison_figure(tables[setting])
 
     def __repr__(self) -> str:
         """What `nexus-ablate compare` prints."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import shutil
 
 import numpy as np
@@ -126,10 +127,30 @@ def test_order_and_further_files_change_nothing(study, said):
     assert said(folder) == before
 
 
-def test_a_cosmetic_arm_is_identical(writer, said):
-    writer.arm(losses=BASE)
+def test_a_cosmetic_arm_is_identical_at_the_seeds_that_both_have(writer, said):
+    writer.arm(losses=BASE[:2])
     writer.arm(losses=BASE, folder="renamed")
-    assert row(said(writer.root / "study"), "renamed")["word"] == "IDENTICAL"
+    cosmetic = row(said(writer.root / "study"), "renamed")
+    assert cosmetic["word"] == "IDENTICAL" and "at 2 seeds" in cosmetic["sentence"]
+
+
+def test_a_speed_differs_where_every_loss_is_the_same_and_depends_on_no_text(writer, said):
+    writer.arm(losses=BASE)
+    for seed, loss in enumerate(BASE):
+        writer.run(seed=seed, loss=loss, folder="faster", summary={"tokens_per_second": 6400.0 + seed})
+    writer.plan(endpoints=["tokens_per_second"], arms={"faster": []})
+    result = said(writer.root / "study")
+    assert row(result, "faster", endpoint="tokens_per_second")["word"] == "BETTER"
+    assert "text" not in [check["name"] for check in table(result)["checks"]]
+
+
+def test_a_folder_is_compared_from_within_and_several_studies_are_not_one_table(study, said, monkeypatch, capsys):
+    Writer(study.root, "other").arm(losses=WORSE)
+    monkeypatch.chdir(study.root / "study")
+    assert row(said("."), "norm=layer") == row(said("norm=layer"), "norm=layer") == row(said(".."[:1]), "norm=layer")
+    assert main(["compare", ".."]) == 2
+    assert "several folders of runs" in (error := capsys.readouterr().err)
+    assert main(shlex.split(error.splitlines()[-1].partition("try: ")[2])[1:3]) == 0
 
 
 # --------------------------------------------------------------------------------------------------------- the level
@@ -152,7 +173,19 @@ def test_planned_arms_endpoints_and_settings_share_five_percent(writer, said):
         assert row(result, "bias=on", number)["word"] == "INCOMPLETE"
     one = said(writer.root / "study@a")
     assert row(one, "norm=layer")["level"] == pytest.approx(sidak(0.05, 6)), "one setting alone is as strict"
-    assert one["missing"] == {"b": "no run yet"}
+    assert one["missing"] == {}, "the other setting has runs"
+
+
+def test_settings_are_as_strict_where_an_arm_equals_another_in_one_of_them(writer, said):
+    settings = {"a": "data=stdlib", "b": "data=recall"}
+    both = [("norm=layer",), ("bias=on",)]
+    for setting, arms, equal in (("a", both, {}), ("b", both[:1], {"bias=on": "baseline"})):
+        each = Writer(writer.root, f"study@{setting}")
+        each.arm(losses=BASE)
+        for arm in arms:
+            each.arm(*arm, losses=WORSE)
+        each.plan(*arms, settings=settings, setting=setting, equal=equal)
+    assert [t["cells"] for t in said(writer.root / "study")["tables"]] == [4, 4]
 
 
 def test_several_studies_share_it_too(writer, said, tmp_path):
@@ -353,6 +386,10 @@ def test_a_best_rate_at_the_edge_is_not_comparable_and_names_a_grid_that_goes_on
     result = said(writer.root / "study")
     assert row(result, "layer")["word"] == "NOT COMPARABLE"
     assert "lr_grid=0.00106,0.0015,0.00212,0.003,0.00424,0.006,0.00849,0.012" in check(result, "learning_rate")["text"]
+    allowed = said(writer.root / "study", "--allow", "learning_rate")
+    edge = 0.2 * math.log2(2e-2 / 8.49e-3) ** 2
+    assert row(allowed, "layer")["delta"] == pytest.approx(edge - 0.1, abs=2e-3), "at the lowest of its rates"
+    assert "or that of its lowest loss" in table(allowed)["basis"]
 
 
 def test_before_every_rate_has_runs_there_is_no_word(writer, said):
@@ -410,6 +447,23 @@ def test_a_margin_in_compute_is_what_so_much_training_is_worth(writer, said, has
     assert row(result, "norm=layer")["word"] == word
     if has_runs:
         assert table(result)["delta_min"] == pytest.approx(0.2 * math.log2(1.05))
+    arm = row(said(writer.root / "study/norm=layer"), "norm=layer")
+    assert (arm["word"], arm["worth"]) == (word, row(result, "norm=layer")["worth"]), "one arm alone has the same"
+
+
+def test_there_is_no_margin_in_compute_before_every_planned_seed_has_its_runs(writer, said):
+    worth_study(writer, 2.0005, endpoints=[{"name": "val_loss", "delta_min": "5% compute"}], seeds=[*range(8)])
+    result = row(said(writer.root / "study"), "norm=layer")
+    assert result["word"] == "INCONCLUSIVE" and result["worth"] is None
+
+
+def test_worth_per_flop_is_not_known_beyond_the_budgets_nor_worth_where_nothing_was_learned(writer, said):
+    worth_study(writer, 1.7)
+    assert row(said(writer.root / "study"), "norm=layer")["worth_per_flop"] is None
+    for path in (writer.root / "study").glob("*/*/summary.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"unigram_bpb": 2.0}))
+    unlearned = row(said(writer.root / "study"), "norm=layer")
+    assert (unlearned["word"], unlearned["worth"], unlearned["delta"]) == ("NOT COMPARABLE", None, None)
 
 
 def test_seeds_that_were_added_make_every_word_exploratory(study, said):

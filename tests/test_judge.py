@@ -241,6 +241,13 @@ def test_a_table_says_what_it_does_not_prove_and_for_which_text_its_words_hold(t
     assert "for this evaluation text only" in " ".join(capsys.readouterr().out.split())
 
 
+def test_an_arm_whose_runs_all_end_at_one_does_not_round_the_others(typed):
+    arms = {"baseline": [0.62 + n / 999 for n in range(6)], "gate": [0.71 + n / 998 for n in range(6)]}
+    Path("a.csv").write_text(csv_of(rows_of(**arms, solved=[1.0] * 6)))
+    table = typed("a.csv", "--endpoint", "recall/accuracy", "--columns", "recall/accuracy=val_loss")
+    assert words_of(table)["gate"] == "BETTER" and "rounded" not in table["checks"][0]["text"]
+
+
 def test_runs_that_end_at_the_same_long_number_are_reported(typed):
     Path("a.csv").write_text(csv_of(rows_of(baseline=BASE, rms=[*LOWER[:5], LOWER[0]])))
     assert statuses(typed("a.csv"))["repeats"] == "WARN"

@@ -7,22 +7,26 @@ import dataclasses
 import io
 import json
 import re
+import shlex
 from html.parser import HTMLParser
 
 import pytest
 from browser import NEEDS_CHROMIUM, title_after
 from markupsafe import Markup
 from rich.console import Console
+from test_compare import at_rates, worth_study
 from test_report_page import settings, six_arms
 from written_runs import Writer
 
 from nexus_ablate.cli import main
 from nexus_ablate.comparison.compare import Comparison, compare
+from nexus_ablate.console import duration
 from nexus_ablate.report import columns, exports, page
 from nexus_ablate.report.charts import forest
 from nexus_ablate.report.columns import MAIN, Column, text_table
 from nexus_ablate.report.sentences import advice, answer
 from nexus_ablate.report.terminal import show
+from nexus_ablate.study.definition import read_study, runs_dir_of
 from nexus_ablate.study.record import load, save
 
 BASE = [2.00, 2.02, 1.98, 2.01, 1.99]
@@ -30,7 +34,8 @@ HOSTILE = "<script>alert(1)</script>|[bold]`$x_&\x1b[31m"
 
 
 @pytest.fixture
-def comparison(tmp_path):
+def comparison(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     writer = Writer(tmp_path / "runs")
     writer.arm(losses=BASE)
     writer.arm("norm=layer", losses=[x + 0.1 + i / 1000 for i, x in enumerate(BASE)])
@@ -128,8 +133,9 @@ def test_the_first_lines_say_what_came_out_and_what_was_left_out_is_listed(compa
     assert f"<h1>{answer(comparison.tables[0])}</h1>" in page.html(comparison).replace("<wbr>", "")
 
 
-def test_six_arms_fit_on_one_screen_of_eighty_columns(tmp_path):
-    comparison = compare(six_arms(tmp_path))
+def test_six_arms_fit_on_one_screen_of_eighty_columns(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    comparison = compare(six_arms(tmp_path / "runs"))
     lines = terminal(comparison, 80, details=False).splitlines()
     assert max(map(len, lines)) <= 80
     assert len(lines) <= 24, "\n".join(lines)
@@ -159,6 +165,7 @@ TOO_FEW, NEW_STUDY = (
     "5 seeds are the fewest for a verdict (about 64 s of training)",
     "nexus-ablate study study name=study-2 seeds=100-107",
 )
+UNDECIDED = [0.03, -0.005, 0.015, 0.02, -0.005]
 ADVICE = [
     ([0.1, 0.101, 0.102, 0.103, 0.104], [*range(5)], "", ""),
     ([0.1, -0.09], [0, 1], TOO_FEW, NEW_STUDY),
@@ -169,12 +176,80 @@ ADVICE = [
 
 
 @pytest.mark.parametrize(("differences", "seeds", "sentence", "command"), ADVICE)
-def test_advice_is_a_command_that_would_decide_more(tmp_path, differences, seeds, sentence, command):
-    writer = Writer(tmp_path)
+def test_advice_is_a_command_that_would_decide_more(tmp_path, monkeypatch, differences, seeds, sentence, command):
+    monkeypatch.chdir(tmp_path)
+    writer = Writer(tmp_path / "runs")
     writer.arm(losses=BASE[: len(seeds)])
     writer.arm("norm=layer", losses=[loss + by for loss, by in zip(BASE, differences, strict=False)], train_noise="x")
     writer.plan(("norm=layer",), seeds=seeds)
-    assert advice(compare(tmp_path / "study")) == (sentence, command)
+    assert advice(compare("runs/study")) == (sentence, command)
+
+
+def written_study(root, name="study", by=UNDECIDED, **plan):
+    writer = Writer(root, name)
+    writer.arm(losses=BASE)
+    writer.arm("norm=layer", losses=[loss + each for loss, each in zip(BASE, by, strict=True)], train_noise="x")
+    writer.plan(("norm=layer",), **plan)
+
+
+@pytest.mark.parametrize("name", ["study", "norms"])
+@pytest.mark.parametrize("runs_dir", ["runs", "else where"])
+@pytest.mark.parametrize("seeds", [[*range(5)], [*range(6)]])
+def test_the_command_of_an_advice_reads_the_study_as_it_was_launched(tmp_path, monkeypatch, name, runs_dir, seeds):
+    monkeypatch.chdir(tmp_path)
+    written_study(tmp_path / runs_dir, name, baseline=["model=mini"], seeds=seeds)
+    if len(seeds) > 5:
+        written_study(tmp_path / runs_dir, f"{name}-2")
+    _, command = advice(compare(f"{runs_dir}/{name}"))
+    verb, *words = shlex.split(command)[1:]
+    study, launch = read_study(words[: words.index("--retry")] if "--retry" in words else words)
+    assert verb == "study" and (study.baseline, [*study.arms]) == (["model=mini"], ["norm=layer"])
+    assert runs_dir_of(launch).absolute() == tmp_path / runs_dir
+
+
+def test_a_shipped_study_is_read_from_its_file_unless_the_launched_one_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written_study(tmp_path / "runs", "norms", baseline=["model=mini"])
+    baselines = {"norms": [], "runs/norms": ["model=mini"], "norms name=norms-2 seeds=9-9": ["model=mini"]}
+    for words, baseline in baselines.items():
+        assert (read_study(words.split())[0].baseline == ["model=mini"]) == bool(baseline), words
+
+
+def test_of_several_studies_the_advice_is_about_the_one_that_is_not_decided(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written_study(tmp_path / "runs", "one", [0.1, 0.101, 0.102, 0.103, 0.104])
+    written_study(tmp_path / "runs", "two")
+    sentence, command = advice(compare(["runs/one", "runs/two"]))
+    assert command.startswith("nexus-ablate study two name=two-2") and "49 new seeds would decide it" in sentence
+
+
+@pytest.mark.parametrize("failed", [1, 4])
+def test_where_failed_runs_keep_a_word_back_no_seeds_are_advised(tmp_path, failed):
+    writer = Writer(tmp_path)
+    losses = [2 + 0.02 * (-1) ** seed for seed in range(8)]
+    writer.arm(losses=losses)
+    for seed, loss in enumerate(losses):
+        state = "diverged" if seed < failed else "finished"
+        writer.run("norm=layer", seed=seed, loss=loss - 0.1 + seed / 1000, state=state, train_noise="x")
+    writer.plan(("norm=layer",), seeds=[*range(8)])
+    comparison = compare(tmp_path / "study")
+    assert comparison.tables[0].rows[1].word == ("INCONCLUSIVE" if failed == 1 else "TOO FEW SEEDS")
+    assert advice(comparison) == ("", "")
+
+
+def test_the_time_of_an_advice_counts_every_rate_and_the_budgets_of_worth(tmp_path):
+    at_rates(Writer(tmp_path, "grid"), best=3e-3, depth=0.0, noise="a")
+    layer = Writer(tmp_path, "grid")
+    at_rates(layer, "norm=layer", best=3.05e-3, depth=0.0, noise="b", arm="layer")
+    layer.plan(arms={"layer": "norm=layer"}, lr_grid="auto", endpoints=[{"name": "val_loss", "delta_min": 1e-9}])
+    worth_study(Writer(tmp_path, "worth"), 2.0001, endpoints=[{"name": "val_loss", "delta_min": 1e-9}])
+    for study, runs_per_seed in (("grid", 14), ("worth", 2 + 2.5)):
+        table = (comparison := compare(tmp_path / study)).tables[0]
+        row = dataclasses.replace(table.rows[1], word="INCONCLUSIVE", needed=10)
+        effect = dataclasses.replace(row.effect, low=-1.0, high=1.0)
+        rows = [table.rows[0], dataclasses.replace(row, effect=effect)]
+        sentence, _ = advice(dataclasses.replace(comparison, tables=[dataclasses.replace(table, rows=rows)]))
+        assert f"about {duration(10 * runs_per_seed * 4)} of training" in sentence
 
 
 def test_the_answer_names_differences_that_are_too_small_to_matter(tmp_path):
@@ -291,7 +366,7 @@ def test_json_on_standard_output_is_json_alone(comparison, tmp_path, capsys):
 
 
 def test_a_picture_says_its_numbers_under_the_pointer_and_follows_the_page_s_colours(comparison):
-    picture = forest(comparison.tables[0])
+    picture = forest(comparison.tables[0].rows)
     assert "<title>norm=layer, seed 3: +0.1030</title>" in picture
     assert "var(--c1)" in picture and not re.search(r"#[0-9a-f]{6}", picture)
     assert all(word in picture for word in ("norm=layer", "WORSE", "left is better"))

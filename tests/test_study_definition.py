@@ -80,6 +80,9 @@ MISTAKES = (
     ("mine vary.norm=layer design=gird", "try: design=one_at_a_time"),
     ("mine vary.norm=layer seeds=0,0", "seeds takes seeds, each once"),
     ("mine vary.norm=layer seeds=3", "try: seeds=0-2"),
+    ("mine vary.norm=layer seeds=0-4,14-10", "seeds takes seeds, each once"),
+    ("mine vary.norm=layer endpoints=val_loss,@x", "endpoints cannot be read"),
+    ("mine vary.norm=layer lr_grid=0.1,[", "lr_grid cannot be read"),
     ("mine vary.norm=layer seeds=0-99999999999", "seeds takes seeds, each once"),
     ("vary.norm=layer,rms", "try: nexus-ablate plan mine vary.norm=layer,rms"),
     ("mine vary.norm=layer match=param", "try: match=params"),
@@ -123,6 +126,12 @@ def test_a_mistake_in_a_study_s_file_is_answered_with_what_was_meant(line, got, 
     assert main(["plan", str(tmp_path / "mine.yaml")]) == errors.CONFIG
     lines = capsys.readouterr().err.splitlines()
     assert lines[1] == f"  got: {got}" and lines[2].startswith(f"  try: {fix}")
+
+
+@pytest.mark.parametrize("typed", ["1e-2", "0.01", "1.e-02"])
+def test_a_margin_is_a_number_in_any_form(typed):
+    study, _ = read_study(["mine", "vary.norm=layer", f"endpoints=[{{name: val_loss, delta_min: {typed}}}]"])
+    assert study.endpoints[0].delta_min == 0.01
 
 
 @pytest.mark.parametrize("typed", ["seeds=0", "seeds=[0]", "seeds=0-0"])

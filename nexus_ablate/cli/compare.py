@@ -90,8 +90,9 @@ def _publish(comparison: Comparison, name: str, project: str) -> str:
     tables, answers = {}, []
     for table in comparison.tables:
         texts = text_table(table.rows, table, shown(table, MAIN))
-        tables[table.setting] = texts.heads, texts.rows
-        answers.append(f"{table.setting}: {answer(table)}" if table.setting else answer(table))
+        name_of_table = (table.setting or table.name) if len(comparison.tables) > 1 else table.setting
+        tables[name_of_table] = texts.heads, texts.rows
+        answers.append(f"{name_of_table}: {answer(table)}" if name_of_table else answer(table))
     endings = {"html": "report.html", "md": "report.md", "csv": "table.csv", "json": "comparison.json"}
     files = {file: _written(kind, comparison) for kind, file in endings.items()}
     return publish(project, *mask((name, " ".join(answers), tables, files)))

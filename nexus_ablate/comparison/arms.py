@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from nexus_ablate.comparison.rates import CRITERION, best_rate, weights_at_best
+from nexus_ablate.comparison.rates import CRITERION, best_rate, lowest_mean, weights_at_best
 from nexus_ablate.comparison.read import LeftOut, Run
 from nexus_ablate.comparison.statistics import Array
 from nexus_ablate.config.run_config import flat
@@ -28,7 +28,7 @@ class Arm:
     Attributes:
         overrides: What it changes, as its study says; [] without a study.
         runs: The run of each seed, finished or diverged; with a grid of learning rates, those at the rate of the
-            largest weight.
+            largest weight, or of the lowest mean loss where no rate is the best.
         by_rate: All runs by learning rate and seed; {} without a grid.
         weights: What each rate counts for; {} without a grid, or where there is no best rate.
         no_best_rate: Why there is none, in a study with a grid; "" otherwise.
@@ -150,7 +150,7 @@ def _arm(name: str, runs: list[Run], study: Study | None) -> tuple[Arm, list[Lef
         return Arm(name, overrides, by_rate=by_rate), left_out  # runs are missing
     losses = {rate: np.array([of_rate[seed].figure(CRITERION) for seed in seeds]) for rate, of_rate in by_rate.items()}
     weights, why = weights_at_best(losses)
-    nearest = max(weights, key=lambda rate: weights[rate], default=next(iter(by_rate)))
+    nearest = max(weights, key=lambda rate: weights[rate], default=lowest_mean(losses))
     return Arm(name, overrides, by_rate[nearest], by_rate, weights, why), left_out
 
 

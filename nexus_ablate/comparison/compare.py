@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,8 +25,10 @@ from nexus_ablate.comparison.verdict import (
     seeds_to_decide,
     sentence,
     word_of,
+    word_of_interval,
 )
 from nexus_ablate.comparison.worth import LossByCompute, Worth, loss_by_compute, worth_of
+from nexus_ablate.console import nearer
 from nexus_ablate.data.batches import BLOCK_WINDOWS
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.runs.naming import BASELINE
@@ -76,6 +80,11 @@ class Row:
         return self.word in DIFFERENT and self.effect is not None and self.effect.within(self.endpoint.margin)
 
     @property
+    def is_undecided(self) -> bool:
+        """Whether more seeds could decide it: a word that failed runs keep back is none of seeds."""
+        return _is_undecided(self.word, self.effect, self.endpoint)
+
+    @property
     def verdict(self) -> str:
         """The word and what stands beside it."""
         return f"{self.word} ({', '.join(self.qualifiers)})" if self.qualifiers else self.word
@@ -93,6 +102,7 @@ class Table:
         cells: Words about differences that share the 5%.
         arms: Every arm, the baseline first.
         left_out: Every run that gives no result.
+        folder: Where the runs are; None for runs of another tool.
     """
 
     name: str
@@ -104,6 +114,7 @@ class Table:
     checks: list[Check]
     arms: list[Arm]
     left_out: list[LeftOut]
+    folder: Path | None = None
 
     @property
     def baseline(self) -> Arm:
@@ -142,7 +153,7 @@ class Comparison:
 class Folder(NamedTuple):
     """What was read of a folder: its study, arms (the baseline first) and what gives no result."""
 
-    name: str
+    path: Path
     study: Study | None
     arms: list[Arm]
     left_out: list[LeftOut]
@@ -169,10 +180,11 @@ def compare(
     if not places:
         raise ConfigError("there is nothing to compare", "no folders", "nexus-ablate compare runs/norms")
     studies = {place: load(place) for place in places}
-    settings = {place.name.partition("@")[2] for place in places}
     missing = {}
-    for study in studies.values():
-        missing |= {name: "no run yet" for name in (study.settings if study else ()) if name not in settings}
+    for place, study in studies.items():
+        for setting in study.settings if study else ():
+            if not place.with_name(f"{study.name}@{setting}").exists():
+                missing[setting] = "no run yet"
     folders, errors = [], []
     for place, chosen in places.items():
         try:
@@ -187,7 +199,16 @@ def compare(
 
 
 def _study_folder(path: Path) -> tuple[Path, str]:
-    """The folder of a study or experiment that a path lies in, and the arm that it names; "" for all of them."""
+    """The folder of a study or experiment that a path lies in, and the arm that it names; "" for all of them.
+
+    Raises:
+        ConfigError: It is a folder of such folders.
+    """
+    path = Path(os.path.abspath(path)) if path.exists() else path  # `.` has no name
+    inner = sorted({run.parents[2] for run in path.glob("*/*/*/status.json")})
+    if inner and not (path / "study.yaml").exists():
+        fix = shlex.join(["nexus-ablate", "compare", *map(nearer, inner[:3])])
+        raise ConfigError("these are several folders of runs, and each is compared by itself", nearer(path), fix)
     if (path / "status.json").exists():
         return path.parent.parent, path.parent.name
     is_arm = not (path / "study.yaml").exists() and any(path.glob("*/status.json"))
@@ -207,7 +228,8 @@ def _read(place: Path, study: Study | None, chosen: set[str], requested: str | N
     arms, others = arms_of(runs, study)
     left_out = [*unread, *others]
     if "" not in chosen:
-        arms = [arm for arm in arms if arm.name in chosen or arm.name == (requested or BASELINE)]
+        chosen = {*chosen, requested or BASELINE, *WORTH_ARMS}
+        arms = [arm for arm in arms if arm.name in chosen]
     fix = "nexus-ablate status DIR shows what the runs do"
     if not any(arm.runs for arm in arms):
         states = [out.state or "no run" for out in left_out]
@@ -221,7 +243,7 @@ def _read(place: Path, study: Study | None, chosen: set[str], requested: str | N
     for arm in arms:
         if arm.name not in WORTH_ARMS:
             left_out += without_twin(arm, base)
-    return Folder(place.name, study, [base, *(arm for arm in arms if arm is not base)], left_out)
+    return Folder(place, study, [base, *(arm for arm in arms if arm is not base)], left_out)
 
 
 def without_twin(arm: Arm, base: Arm) -> list[LeftOut]:
@@ -262,7 +284,7 @@ def _table(folder: Folder, cells: int, requested: str | None, allow: list[str]) 
     seeds = sorted(base.runs)
     curve = None
     if study is not None and study.worth:
-        curve = loss_by_compute(base, [arm for arm in folder.arms if arm.name in WORTH_ARMS], seeds)
+        curve = loss_by_compute(base, [arm for arm in folder.arms if arm.name in WORTH_ARMS], study.seeds)
     planned = study.endpoints if study is not None else [Endpoint("val_loss")]
     endpoints = [with_margin(endpoint, base, curve) for endpoint in planned]
     conditions = checks(base, others, study, endpoints, left_out, allow)
@@ -277,13 +299,15 @@ def _table(folder: Folder, cells: int, requested: str | None, allow: list[str]) 
             by_block, shares, why = _by_block(arm, base, shared, endpoint)
             effect = paired_effect(differences, level, by_block=by_block, shares=shares)
             rows.append(row_of(context, arm, endpoint, shared, differences, effect))
-            if rows[-1].effect is not None and endpoint is endpoints[0]:
+            if rows[-1].effect is not None and endpoint is endpoints[0] and not endpoint.timed:
                 effects[arm.name] = rows[-1].effect
                 lacking |= {arm.name: why} if why else {}
         tables.append(rows)
     about_text = [text_check(effects, lacking, base)] if effects else []
     arms = [base, *others]
-    return Table(folder.name, study, tables[0], tables[1:], level, cells, conditions + about_text, arms, left_out)
+    conditions = conditions + about_text
+    name = folder.path.name
+    return Table(name, study, tables[0], tables[1:], level, cells, conditions, arms, left_out, folder.path)
 
 
 def with_margin(endpoint: Endpoint, base: Arm, curve: LossByCompute | None) -> Endpoint:
@@ -310,12 +334,13 @@ def row_of(
     """The row of an arm: its word, its sentence and what it is worth."""
     base = context.base
     broken = unfair(arm, context.conditions, endpoint)
-    if broken not in ([], [LEARNED]):
+    is_identical = not endpoint.timed and _is_identical(arm, base)
+    if broken and not (is_identical and broken == [LEARNED]):
         effect = None
-    is_identical = _is_identical(arm, base)
     waiting = [out for out in context.left_out if out.arm == arm.name and out.seed not in arm.runs]
     counts = Counts(
         runs=len(arm.runs),
+        shared=len(arm.runs.keys() & base.runs.keys()),
         failed=len(arm.failed),
         base_runs=len(base.runs),
         base_failed=len(base.failed),
@@ -338,8 +363,12 @@ def row_of(
         word=word,
         qualifiers=qualifiers(word, counts, context.beside, is_early(arm, base)),
         sentence=sentence(word, endpoint, effect, counts, broken),
-        needed=seeds_to_decide(effect, endpoint) if effect is not None and word == INCONCLUSIVE else None,
+        needed=seeds_to_decide(effect, endpoint) if effect and _is_undecided(word, effect, endpoint) else None,
     )
+
+
+def _is_undecided(word: str, effect: Effect | None, endpoint: Endpoint) -> bool:
+    return word == INCONCLUSIVE and effect is not None and word_of_interval(effect, endpoint) == INCONCLUSIVE
 
 
 def _is_identical(arm: Arm, base: Arm) -> bool:
@@ -357,9 +386,9 @@ def _by_block(arm: Arm, base: Arm, seeds: list[int], endpoint: Endpoint) -> tupl
     """Differences (seeds, blocks) by block of evaluation text, the blocks' shares of it, or why they are not known."""
     if endpoint.name not in BY_WINDOW:
         return None, None, f"{endpoint.name} is not recorded by window of text"
-    first = base.runs[seeds[0]].windows if seeds else None
     if not seeds:
         return None, None, ""
+    first = base.runs[seeds[0]].windows
     for seed in seeds:
         for _, runs in (*arm.counted, *base.counted):
             windows = runs[seed].windows

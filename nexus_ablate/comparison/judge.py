@@ -113,14 +113,17 @@ def _decimals(values: Frame) -> int:
     """The decimals of the arm that is rounded most.
 
     An arm at two decimals and one at five differ by up to half a step for no reason but rounding. Arms with too few
-    runs for a word don't count: their last decimals may be zeros by chance.
+    runs for a word don't count, since their last decimals may be zeros by chance, nor does one whose runs all end at
+    one value, such as 1.0.
 
     Args:
         values: The endpoint by arm.
     """
+    arms = values.groupby("arm")
+    counts = (arms.count() >= FEWEST_SEEDS) & (arms.nunique() > 1)
     for decimals in range(MOST_DECIMALS):
-        is_rounded = (values.round(decimals) == values).groupby("arm")
-        if (is_rounded.all() & (is_rounded.count() >= FEWEST_SEEDS)).any():
+        is_rounded = (values.round(decimals) == values).groupby("arm").all()
+        if (is_rounded & counts).any():
             return decimals
     return MOST_DECIMALS
 

@@ -49,6 +49,12 @@ def weights_at_best(losses: Mapping[float, Array]) -> tuple[dict[float, float], 
     return weights, ""
 
 
+def lowest_mean(losses: Mapping[float, Array]) -> float:
+    """The rate whose mean loss is the lowest, among those at which every run has one."""
+    means = {rate: float(of_rate.mean()) for rate, of_rate in losses.items()}
+    return min(means, key=lambda rate: np.nan_to_num(means[rate], nan=np.inf))
+
+
 def best_rate(weights: Mapping[float, float]) -> float:
     """The rate whose Lagrange weights these are: the lowest point of the parabola."""
     return float(np.exp(sum(weight * np.log(rate) for rate, weight in weights.items())))

@@ -52,6 +52,7 @@ class Counts:
 
     Attributes:
         runs, base_runs: That ended.
+        shared: Seeds at which both have one.
         failed, base_failed: Of these, without a finite loss.
         above_start: Of the arm's, ended above their loss at the start.
         waiting: Of the arm, without a result.
@@ -61,6 +62,7 @@ class Counts:
     failed: int
     base_runs: int
     base_failed: int
+    shared: int = 0
     above_start: int = 0
     waiting: int = 0
 
@@ -131,7 +133,7 @@ def sentence(word: str, endpoint: Endpoint, effect: Effect | None, counts: Count
     if word == NOT_COMPARABLE:
         return f"fairness fails on {', '.join(unfair)}; --allow {','.join(unfair)} compares anyway"
     if word == IDENTICAL:
-        return f"every loss equals the baseline's to the last bit, at {several(counts.runs, 'seed')}"
+        return f"every loss equals the baseline's to the last bit, at {several(counts.shared, 'seed')}"
     if word == DIVERGED:
         return failures
     if effect is None:

@@ -25,7 +25,7 @@ class Worth:
         at: Of the arm's mean difference; inf above the largest budget, 0 below the smallest.
         low, high: Of the ends of its interval; likewise.
         per_flop, per_second: `at` times what the baseline costs over what the arm costs, over the whole run; None where
-            that is not known, as for seconds on unlike machines.
+            that is not known: for seconds on unlike machines, and beyond the budgets.
     """
 
     at: float
@@ -98,6 +98,8 @@ def worth_of(effect: Effect, arm: Arm, baseline: Arm, curve: LossByCompute, same
     at, low, high = (curve.multiple_of(base_loss + end) for end in (effect.delta, effect.high, effect.low))
     per_flop = _ratio(_flops(baseline), _flops(arm))
     per_second = _ratio(baseline.mean("seconds"), arm.mean("seconds")) if same_machine else None
+    if at in (0.0, math.inf):
+        return Worth(at, low, high)
     return Worth(at, low, high, per_flop and at * per_flop, per_second and at * per_second)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from nexus_ablate.comparison.compare import Comparison, Row, Table
 from nexus_ablate.console import middle
 from nexus_ablate.errors import printable
-from nexus_ablate.report.columns import TONES, difference, interval_text
+from nexus_ablate.report.columns import TONES, interval_text
 from nexus_ablate.report.sentences import direction
 from nexus_ablate.study.endpoint import Endpoint
 
@@ -157,17 +157,15 @@ def _bars(rows: Sequence[Row], setting: str = "") -> list[Bar]:
     return bars
 
 
-def forest(table: Table, rows: Sequence[Row] = ()) -> str:
-    """Each arm's mean difference with its interval, a dot for each seed, and the band that does not matter, as SVG.
-
-    Args:
-        rows: Of a secondary endpoint. Default: of the first.
-    """
-    return _intervals(_bars(rows or table.rows))
+def forest(rows: Sequence[Row]) -> str:
+    """Each arm's mean difference with its interval, a dot for each seed, and the band that does not matter, as SVG."""
+    return _intervals(_bars(rows))
 
 
 def settings(comparison: Comparison) -> str:
-    """Each arm's difference in each setting with its interval, as SVG."""
+    """Each arm's difference in each setting with its interval, as SVG; '' where tables have unlike endpoints."""
+    if len({table.endpoint.name for table in comparison.tables}) > 1:
+        return ""
     bars = []
     for table in comparison.tables:
         bars += _bars(table.rows, f"{table.setting or table.name}: ")
@@ -203,9 +201,9 @@ def draw_intervals(axes: Any, bars: Sequence[Bar]) -> None:
         axes.fill_betweenx((y - 0.5, y + 0.5), -margin, margin, color=MUTED, alpha=0.15, linewidth=0)
         beside = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points", "va": "center"}
         axes.annotate(row.word, (1, y), (10, 0), color=tone, weight="bold", **beside)
-        delta = difference(row)
-        if row.effect is None or delta is None:
+        if row.effect is None:
             continue
+        delta = row.effect.delta
         for seed, value in zip(row.seeds, row.differences.tolist(), strict=True):
             text = hover(f"{row.arm.name}, seed {seed}: {row.endpoint.signed(value)}")
             axes.plot(value, y + 0.3, ".", color=shade, alpha=0.55, markersize=8, mew=0, gid=text)
@@ -223,7 +221,7 @@ def _ends(bars: Sequence[Bar]) -> tuple[float, float]:
     values, reaches, margins = [0.0], [], [0.0]
     for _, _, row in bars:
         margins.append(row.endpoint.margin)
-        if row.effect is not None and difference(row) is not None:
+        if row.effect is not None:
             values += [row.effect.low, row.effect.high, *row.differences.tolist()]
             reaches.append(max(abs(row.effect.low), abs(row.effect.high)))
     margin = max(margins)

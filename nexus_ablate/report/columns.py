@@ -6,6 +6,7 @@ To show another number of each arm everywhere, add a `Column` to `COLUMNS`.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from nexus_ablate.comparison.verdict import (
     EQUIVALENT,
     IDENTICAL,
     NOT_COMPARABLE,
+    WEIGHED,
     WORSE,
 )
 from nexus_ablate.console import compact
@@ -84,8 +86,8 @@ class VerdictColumn(Column):
 
 
 def shared_qualifiers(table: Table) -> list[str]:
-    """What qualifies every word of the table."""
-    rows = [row for row in table.rows if not row.is_baseline]
+    """What qualifies every word of the table that rests on an interval."""
+    rows = [row for row in table.rows if row.word in WEIGHED]
     return [text for text in rows[0].qualifiers if all(text in row.qualifiers for row in rows)] if rows else []
 
 
@@ -94,12 +96,12 @@ def shared_qualifiers(table: Table) -> list[str]:
 
 def difference(row: Row) -> float | None:
     """The mean difference; None for an arm that cannot be compared."""
-    return row.effect.delta if row.effect is not None and row.word != NOT_COMPARABLE else None
+    return row.effect.delta if row.effect is not None else None
 
 
 def interval_text(row: Row) -> str:
     """The interval that decides: `+0.0012 to +0.0034`."""
-    if row.effect is None or row.word == NOT_COMPARABLE:
+    if row.effect is None:
         return NOTHING
     return f"{row.endpoint.signed(row.effect.low)} to {row.endpoint.signed(row.effect.high)}"
 
@@ -163,7 +165,7 @@ def _size(value: float, row: Row) -> str:
     return row.endpoint.signed(value) if row.endpoint.log else row.endpoint.value(value)
 
 
-def p_text(p: float, row: Row | None = None) -> str:
+def p_text(p: float, row: Row) -> str:
     """A p value with two digits."""
     if p < 0.0001:
         return "<0.0001"
@@ -185,7 +187,7 @@ def _worth(row: Row, table: Table) -> str | None:
 
 
 def _interval(row: Row, table: Table) -> str | None:
-    return interval_text(row) if difference(row) is not None else None
+    return interval_text(row) if row.effect is not None else None
 
 
 COLUMNS = [
@@ -268,6 +270,13 @@ def figure_columns(table: Table) -> list[Column]:
 def shown(table: Table, columns: Sequence[Column]) -> list[Column]:
     """The columns in which at least one arm has something."""
     return [column for column in columns if any(column.value(row, table) is not None for row in table.rows)]
+
+
+def sorted_by(column: Column, row: Row, table: Table) -> Any:
+    """What the page sorts a cell by: the number behind a text."""
+    if column.name == "worth":
+        return min(row.worth.at, sys.float_info.max) if row.worth else None  # JavaScript reads no `inf`
+    return len(_values(row)) if column.name == "seeds" else column.value(row, table)
 
 
 def text_table(rows: Sequence[Row], table: Table, columns: Sequence[Column]) -> TextTable:

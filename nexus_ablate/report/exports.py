@@ -32,11 +32,12 @@ def _markdown_lines(table: Table) -> list[str]:
     lines += [md(", ".join(sentences.basis(table))), ""]
     for rows in table.secondary:
         lines += [f"## {md(rows[0].endpoint.name)}", "", md_table(text_table(rows, table, MAIN[:4])), ""]
-    lines += [f"- {md(f'{row.arm.name}: {row.word}, {row.sentence}')}" for row in table.all_rows]
+    lines += [f"- {md(f'{row.endpoint.name} {row.arm.name}: {row.verdict}, {row.sentence}')}" for row in table.all_rows]
     checks, passed = sentences.fairness(table)
     lines += ["", "## Fairness", ""]
     lines += [f"- {md(f'{check.status} {check.name}: {check.text}')}" for check in checks]
-    lines += [f"- {md(passed)}", "", "## Measures", "", md_table(by_measure(table)), ""]
+    lines += [f"- {md(passed)}"] if passed else []
+    lines += ["", "## Measures", "", md_table(by_measure(table)), ""]
     if left_out := sentences.left_out(table):
         lines += ["## Left out", "", *(f"- {md(line)}" for line in left_out), ""]
     return lines

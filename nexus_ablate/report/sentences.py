@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 from nexus_ablate.comparison.compare import Comparison, Row, Table
 from nexus_ablate.comparison.fairness import FAIL, PASS, WAIVED, Check, tokens_per_parameter
@@ -16,11 +17,14 @@ from nexus_ablate.comparison.verdict import (
     TOO_FEW_SEEDS,
     TOO_SMALL,
 )
-from nexus_ablate.console import compact, duration, several
+from nexus_ablate.config.override_syntax import quoted
+from nexus_ablate.console import compact, duration, nearer, several
 from nexus_ablate.measure.measures import NATS
 from nexus_ablate.report.columns import difference, mean_value, shared_qualifiers
+from nexus_ablate.runs.lookup import DEFAULT
+from nexus_ablate.study.definition import shipped_studies
 from nexus_ablate.study.endpoint import Endpoint
-from nexus_ablate.study.study import FEWEST_SEEDS
+from nexus_ablate.study.study import FEWEST_SEEDS, WORTH_ARMS, Study
 
 SAYS = {
     EQUIVALENT: "the same within the margin",
@@ -95,38 +99,74 @@ def basis(table: Table) -> list[str]:
     tokens = table.baseline.mean("tokens")
     if text and tokens and tokens > text:
         parts.append(f"{tokens / text:.2g} passes over {compact(text)} tokens of text")
+    without_best = any(arm.no_best_rate for arm in table.arms)
     if table.study is not None and table.study.lr_grid:
-        parts.append("each arm at its own best learning rate")
+        parts.append("each arm at its own best learning rate" + ", or that of its lowest loss" * without_best)
     if qualifiers:
         parts.append(f"every verdict: {', '.join(qualifiers)}")
     return parts
 
 
 def advice(comparison: Comparison) -> tuple[str, str]:
-    """What would decide what is not decided, and its command; "" where everything is."""
-    rows = [row for table in comparison.tables for row in table.rows]
-    undecided = [row for row in rows if row.word == INCONCLUSIVE]
-    lacking = [row for row in rows if row.word in (TOO_FEW_SEEDS, INCOMPLETE)]
-    study = comparison.tables[0].study
+    """What would decide what is not decided, and its command; "" where everything is.
+
+    Of several studies, the first that leaves something open.
+    """
+    waiting = [table for table in comparison.tables if any(_is_open(row, table) for row in table.rows)]
+    if not waiting:
+        return "", ""
+    tables = [table for table in comparison.tables if _launched_as(table) == _launched_as(waiting[0])]
+    rows = [row for table in tables for row in table.rows if _is_open(row, table)]
+    counts = [row.needed for row in rows if row.is_undecided]
+    is_lacking = len(counts) < len(rows)
+    study = waiting[0].study
     if study is not None and study.multirun:
         study = None  # has no name to train it by
-    if not undecided and not lacking:
-        return "", ""
-    if lacking and study is not None and len(study.seeds) >= FEWEST_SEEDS:
-        return "runs are missing", f"nexus-ablate study {shlex.quote(study.name)} --retry failed"
-    counts = [row.needed for row in undecided]
+    if is_lacking and study is not None and len(study.seeds) >= FEWEST_SEEDS:
+        return "runs are missing", _command(waiting[0], study, ["--retry", "failed"])
     needed = max((count for count in counts if count is not None), default=None)
     sentence = "more than 200 seeds would be needed to decide the rest"
-    if lacking:
+    if is_lacking:
         sentence, needed = f"{FEWEST_SEEDS} seeds are the fewest for a verdict", 8
     elif needed is not None:
         sentence = f"{needed} new seeds would decide {'more' if None in counts else 'it'}"
     if study is None or needed is None:
         return sentence, ""
-    sentence += f" (about {duration(needed * sum(row.arm.mean('seconds') or 0.0 for row in rows))} of training)"
+    sentence += f" (about {duration(needed * sum(map(_seconds_per_seed, tables)))} of training)"
     start = 100 * (max(study.seeds) // 100 + 1)
-    name = shlex.quote(study.name)
-    return sentence, f"nexus-ablate study {name} name={name}-2 seeds={start}-{start + needed - 1}"
+    words = [f"name={study.name}-2", f"seeds={start}-{start + needed - 1}"]
+    return sentence, _command(waiting[0], study, words)
+
+
+def _is_open(row: Row, table: Table) -> bool:
+    """Whether further runs could decide an arm: more seeds, or those that were planned."""
+    if row.word not in (TOO_FEW_SEEDS, INCOMPLETE):
+        return row.is_undecided
+    planned = set(table.study.seeds if table.study else [])
+    return len(planned) < FEWEST_SEEDS or any(planned - arm.runs.keys() for arm in (row.arm, table.baseline))
+
+
+def _launched_as(table: Table) -> Path | None:
+    """One path for all settings of a study."""
+    return table.folder.with_name(table.study.name) if table.folder and table.study else table.folder
+
+
+def _command(table: Table, study: Study, words: list[str]) -> str:
+    """A command that trains the study as it was launched, or under a new name."""
+    assert table.folder is not None
+    name, place = study.name, []
+    if table.folder.parent != DEFAULT.absolute():
+        place = [f"runs_dir={quoted(Path(nearer(table.folder.parent)))}"]
+    elif name in shipped_studies() and not study.setting:
+        name = nearer(table.folder)  # as launched, whatever overrides were typed
+    return shlex.join(["nexus-ablate", "study", name, *words, *place])
+
+
+def _seconds_per_seed(table: Table) -> float:
+    """Training time of one more seed of every arm, at each of its learning rates, and of the budgets of `worth`."""
+    seconds = [(row.arm.mean("seconds") or 0.0) * max(len(row.arm.by_rate), 1) for row in table.rows]
+    budgets = WORTH_ARMS.values() if table.study and table.study.worth else ()
+    return sum(seconds) + sum(budgets) * seconds[0]
 
 
 def fairness(table: Table) -> tuple[list[Check], str]:
@@ -134,7 +174,8 @@ def fairness(table: Table) -> tuple[list[Check], str]:
     counted = [check for check in table.checks if check.status != PASS]
     counted.sort(key=lambda check: check.status not in (FAIL, WAIVED))
     passed = [check.name for check in table.checks if check.status == PASS]
-    return counted, f"{several(len(passed), 'condition')} hold: {', '.join(passed)}"
+    hold = f"{several(len(passed), 'condition')} {'holds' if len(passed) == 1 else 'hold'}: {', '.join(passed)}"
+    return counted, hold if passed else ""
 
 
 def left_out(table: Table) -> list[str]:

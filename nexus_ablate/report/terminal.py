@@ -58,8 +58,10 @@ def show(comparison: Comparison, console: Console, details: bool = False) -> Non
     _show_checks(checks, console)
     if not details:
         left_out = sum(map(_number_left_out, tables))
-        hidden = f"{left_out} left out; " if left_out else ""
-        _line(console, f"{hidden}the other fairness conditions hold (--details)", "dim")
+        hidden = [f"{left_out} left out"] if left_out else []
+        if any(sentences.fairness(table)[1] for table in tables):
+            hidden.append("the other fairness conditions hold")
+        _line(console, f"{'; '.join(hidden) or 'every number'} (--details)", "dim")
     _show_next(comparison, console)
 
 
@@ -106,7 +108,7 @@ def _show_checks(checks: Sequence[Check], console: Console) -> None:
 def _show_details(table: Table, console: Console) -> None:
     _line(console, sentences.fairness(table)[1], "dim")
     for row in table.all_rows:
-        _line(console, f"  {row.endpoint.name} {row.arm.name}: {row.word}, {row.sentence}")
+        _line(console, f"  {row.endpoint.name} {row.arm.name}: {row.verdict}, {row.sentence}")
     console.print("")
     print_texts(by_measure(table), console)
     for line in sentences.left_out(table):

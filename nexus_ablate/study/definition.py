@@ -54,12 +54,14 @@ def read_study(words: list[str]) -> tuple[Study, list[str]]:
             launch.append(word)
         else:
             overrides.append(word)
-    if (Path(source) / "study.yaml").is_file() and not any(key_of(word) == "runs_dir" for word in launch):
+    is_folder = (Path(source) / "study.yaml").is_file() and not any(key_of(word) == "runs_dir" for word in launch)
+    if is_folder:
         folder = Path(source).resolve()
         source = folder.name
         if folder.parent != DEFAULT.resolve():
             launch.append(f"runs_dir={quoted(folder.parent)}")
-    values = _values_of(source, typed, overrides, runs_dir_of(launch))
+    as_launched = is_folder or (typed.keys() == {"name", "seeds"} and not overrides)
+    values = _values_of(source, typed, overrides, runs_dir_of(launch), as_launched)
     study = from_values(values | typed, typed)
     study = replace(study, baseline=merged(study.baseline, overrides))
     check_overrides(study.baseline, sweeps=False, beside=TYPED)
@@ -99,8 +101,13 @@ def shipped_studies() -> dict[str, Path]:
 # --------------------------------------------------------------------------------------------------- the study's source
 
 
-def _values_of(source: str, typed: dict[str, Any], overrides: list[str], runs_dir: Path) -> dict[str, Any]:
+def _values_of(
+    source: str, typed: dict[str, Any], overrides: list[str], runs_dir: Path, as_launched: bool
+) -> dict[str, Any]:
     """What is written of a study before the command line has its say.
+
+    Args:
+        as_launched: A shipped study means the one that was launched under its name, if there is one.
 
     Raises:
         ConfigError: There is no such study.
@@ -113,11 +120,11 @@ def _values_of(source: str, typed: dict[str, Any], overrides: list[str], runs_di
             fix = shlex.join(["nexus-ablate", "study", source, f"name=my_{name}"])
             raise ConfigError(f"{name} is a shipped study, so `study {name}` would not be this one", source, fix)
         return read_file(file)
-    if source in shipped:
+    launched = load(folders_of(runs_dir / source)[0])
+    if source in shipped and not (as_launched and launched):
         return read_file(shipped[source])
     if typed.get("vary") or typed.get("arms"):
         return {"name": source}
-    launched = load(folders_of(runs_dir / source)[0])
     if launched is not None:
         changes = [*(f"{key}=..." for key in typed if key not in ("name", "seeds")), *overrides]
         if changes and "name" not in typed:
@@ -125,7 +132,7 @@ def _values_of(source: str, typed: dict[str, Any], overrides: list[str], runs_di
             raise ConfigError("a launched study is fixed; a new name can change it", " ".join(changes), fix)
         if "name" in typed:
             launched = replace(launched, source="", configs={}, added_seeds=[])
-        return encode(replace(launched, name=launched.name, setting=source.partition("@")[2]))
+        return encode(replace(launched, setting=source.partition("@")[2]))
     if swept := [text for text in overrides if "," in text and "[" not in text]:
         fix = shlex.join(["nexus-ablate", "study", source, f"vary.{swept[0]}"])
         raise ConfigError("a key with several values in a study is written vary.KEY", swept[0], fix)
@@ -182,8 +189,8 @@ def _typed(key: str, text: str) -> Any:
         return text
     try:
         value = load_yaml(text)
+        if key in ("lr_grid", "endpoints") and isinstance(value, str) and value != "auto":
+            return [load_yaml(item) for item in text.split(",")]
     except UNREADABLE as error:
         raise ConfigError(f"{key} cannot be read", text, f"{key}=...") from error
-    if key in ("lr_grid", "endpoints") and isinstance(value, str) and value != "auto":
-        return [load_yaml(item) for item in text.split(",")]
     return value

@@ -70,9 +70,6 @@ class Endpoint:
         """The endpoint with the smallest difference that matters as a number."""
         return replace(self, delta_min=delta_min, origin=origin)
 
-    def __str__(self) -> str:
-        return f"{self.name} ({self.delta_min:g})" if self.margin else self.name
-
     @property
     def measure(self) -> Measure:
         """Its row of the measures table."""

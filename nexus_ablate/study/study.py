@@ -96,8 +96,12 @@ class Study:
 
     @property
     def cells(self) -> int:
-        """Words about differences that share the error rate: arms x endpoints x settings, refused arms included."""
-        return (len(self.arms) + len(self.refused)) * len(self.endpoints) * max(len(self.settings), 1)
+        """Words about differences that share the error rate: arms x endpoints x settings, refused arms included.
+
+        An arm that equals another one in this setting may differ from it in the next.
+        """
+        arms = len(self.arms) + len(self.refused) + (len(self.equal) if self.settings else 0)
+        return arms * len(self.endpoints) * max(len(self.settings), 1)
 
     def overrides_of(self, arm: str) -> list[str]:
         """All overrides of an arm of this study, in its setting; of the baseline too."""
@@ -238,7 +242,7 @@ def seeds_in(value: Any) -> list[int]:
         if bounds is None:
             raise ValueError
         named = range(int(bounds[1]), int(bounds[2] or bounds[1]) + 1)
-        if len(named) > MAX_SEEDS:
+        if not 0 < len(named) <= MAX_SEEDS:
             raise ValueError
         seeds += named
     if not seeds or len({*seeds}) < len(seeds) or len(seeds) > MAX_SEEDS or max(seeds) >= 2**31:
@@ -251,7 +255,9 @@ def _endpoints(value: Any) -> list[Endpoint]:
         raise ValueError
     endpoints = []
     for item in value:
-        written = {"name": item} if isinstance(item, str) else item
+        written: dict[str, Any] = {"name": item} if isinstance(item, str) else item
+        if re.fullmatch("[0-9.]+e[+-]?[0-9]+", str(written.get("delta_min"))):  # text to YAML 1.1, without a point
+            written = written | {"delta_min": float(written["delta_min"])}
         endpoints.append(Endpoint(**written))
     return endpoints
 
