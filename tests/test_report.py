@@ -223,6 +223,13 @@ def test_of_several_studies_the_advice_is_about_the_one_that_is_not_decided(tmp_
     assert command.startswith("nexus-ablate study two name=two-2") and "49 new seeds would decide it" in sentence
 
 
+def test_a_page_sorts_worth_and_seeds_by_their_numbers(tmp_path):
+    worth_study(Writer(tmp_path), 1.7)
+    text = page.html(compare(tmp_path / "study"))
+    cells = dict(re.findall(r'data-head="(worth|seeds)" data-v="([^"]+)"', text))
+    assert float(cells["worth"]) > 2 and float(cells["seeds"]) == 5
+
+
 @pytest.mark.parametrize("failed", [1, 4])
 def test_where_failed_runs_keep_a_word_back_no_seeds_are_advised(tmp_path, failed):
     writer = Writer(tmp_path)

@@ -321,11 +321,17 @@ def test_a_comparison_of_settings_has_the_table_of_each_and_a_name_of_its_own(se
         study.arm(losses=[2.0, 2.1, 2.05])
         study.arm("norm=layer", losses=[loss, loss + 0.12, loss + 0.05])
         study.plan(("norm=layer",), setting=setting, settings={"usual": "bias=off", "quarter": "bias=on"})
-    for words in (["runs/mini"], ["runs/mini@usual"], ["runs/mini", "--baseline", "norm=layer"]):
-        command("compare", *words, "--wandb", "mine")
-    whole, one, other = server.runs.values()
-    names = [run.fields["displayName"] for run in (whole, one, other)]
-    assert names == ["compare mini", "compare mini@usual", "compare mini --baseline norm=layer"]
+    study.study = "bias"
+    study.arm(losses=[2.0, 2.1, 2.05])
+    study.arm("bias=on", losses=[2.0, 2.1, 2.06])
+    study.plan(("bias=on",))
+    others = ["runs/mini@usual", "runs/mini --baseline norm=layer", "runs/mini@usual runs/bias"]
+    for words in ("runs/mini", *others):
+        command("compare", *words.split(), "--wandb", "mine")
+    whole, one, other, two = server.runs.values()
+    names = [run.fields["displayName"] for run in (whole, one, other, two)]
+    assert names == [f"compare {words.replace('runs/', '')}" for words in ("runs/mini", *others)]
+    assert {"verdict/usual", "verdict/bias"} <= two.summary.keys()
     assert "usual: " in whole.summary["answer"] and "quarter: " in whole.summary["answer"]
     assert {"verdict/usual", "verdict/quarter"} <= whole.summary.keys()
 

@@ -182,9 +182,9 @@ def compare(
     studies = {place: load(place) for place in places}
     missing = {}
     for place, study in studies.items():
-        for setting in study.settings if study else ():
-            if not place.with_name(f"{study.name}@{setting}").exists():
-                missing[setting] = "no run yet"
+        if study is not None:
+            absent = [name for name in study.settings if not place.with_name(f"{study.name}@{name}").exists()]
+            missing |= dict.fromkeys(absent, "no run yet")
     folders, errors = [], []
     for place, chosen in places.items():
         try:
