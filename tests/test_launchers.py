@@ -169,6 +169,35 @@ def test_a_worker_whose_peak_memory_cannot_be_reset_trains_one_run(monkeypatch):
     assert left == ["joined"]
 
 
+def test_an_error_while_runs_are_trained_ends_every_worker_and_is_the_exit_status(tiny_run, monkeypatch, capsys):
+    closed = []
+
+    class Worker(local.Worker):
+        def train(self, task, must_stop, limit):
+            if task.folder == "baseline":
+                return JobResult(errors.OK)
+            raise errors.StorageError("cannot write status.json", "No space left on device", "free some space")
+
+        def close(self):
+            closed.append(self.log.name)
+
+    monkeypatch.setattr(local, "Worker", Worker)
+    assert main(["study", "mine", "vary.norm=layer", "seeds=0,1", *tiny_run(), "--workers", "2"]) == errors.STORAGE
+    assert sorted(closed) == ["worker0.log", "worker1.log"]
+    assert "error: cannot write status.json" in capsys.readouterr().err
+
+
+def test_a_worker_whose_process_cannot_start_is_closed_without_another_error(monkeypatch):
+    def start(self):
+        raise OSError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(local.SpawnProcess, "start", start)
+    worker = local.Worker()
+    with pytest.raises(OSError, match="temporarily unavailable"):
+        worker.train(SimpleNamespace(), lambda: False)
+    worker.close()
+
+
 # ------------------------------------------------------------------------------------------------ studies by launchers
 
 
