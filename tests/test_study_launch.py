@@ -105,6 +105,22 @@ def test_added_seeds_are_recorded_as_such_and_an_interrupted_addition_continues(
     assert len(instant.trained) == 10
 
 
+@pytest.mark.parametrize("stopped", ["while it trains", "while it is recorded"])
+def test_an_addition_of_seeds_that_was_stopped_continues_with_the_same_seeds_in_each_setting(
+    mine, instant, tmp_path, stopped
+):
+    settings = ["settings.one=model.n_layers=1", "settings.two=model.n_layers=2"]
+    assert mine(*settings) == 0
+    launched = (tmp_path / "runs/mine@two/study.yaml").read_bytes()
+    instant.stop_after = 5  # all of the first setting, and one of the second
+    assert mine(*settings, "--add-seeds", "2") == errors.PREEMPTED
+    if stopped == "while it is recorded":
+        (tmp_path / "runs/mine@two/study.yaml").write_bytes(launched)
+    instant.stop_after = 99
+    assert mine(*settings, "--add-seeds", "2") == 0 and len(instant.trained) == 16
+    assert [record(tmp_path, f"mine@{setting}")["seeds"] for setting in ("one", "two")] == [[0, 1, 2, 3]] * 2
+
+
 def test_each_setting_has_a_folder_and_a_record_before_the_first_run(mine, instant, said, tmp_path):
     settings = ["settings.one=model.n_layers=1", "settings.two=model.n_layers=2"]
     instant.stop_after = 0

@@ -47,7 +47,7 @@ class Backend(Protocol):
     def run(self, jobs: list[Job], progress: JobProgress) -> str:
         """Run the jobs, or hand them over to a queue. Returns the stop signal, or ''.
 
-        Reports `progress.queued` once, then `began` and `ended` of each job.
+        Reports `progress.queued` once, then `ended` of each job.
         """
         ...
 
@@ -91,7 +91,10 @@ def launch(
     Raises:
         UserError: The study cannot be run, or was launched with another definition; nothing was written.
     """
-    settings = [plan(setting, launch_overrides, add_seeds) for setting in settings_of(study)]
+    settings = [plan(setting, launch_overrides) for setting in settings_of(study)]
+    added = [job for planned in settings for job in planned.jobs if job.seed in planned.study.added_seeds]
+    if add_seeds and not missing(added, retry_failed=True):
+        settings = [plan(setting, launch_overrides, add_seeds) for setting in settings_of(study)]
     for planned in settings:
         prepare_data(planned)
     for planned in settings:
@@ -116,8 +119,7 @@ def plan(study: Study, launch_overrides: Sequence[str], add_seeds: int = 0) -> P
     launch = [*launch_overrides]
     runs_dir = runs_dir_of(launch)
     folder = runs_dir / study.folder_name
-    _refuse_other_settings(study, runs_dir)
-    launched = load(folder)
+    launched = _launched(study, runs_dir)
     if launched is None and add_seeds:
         raise ConfigError("this study has not been launched", str(folder), "the same command without --add-seeds")
     if launched is not None:
@@ -126,7 +128,7 @@ def plan(study: Study, launch_overrides: Sequence[str], add_seeds: int = 0) -> P
     if launched is not None:
         refuse_change(launched, study)
     made = jobs(study, configs, runs_dir, launch)
-    if add_seeds and not missing([job for job in made if job.seed in study.added_seeds], retry_failed=True):
+    if add_seeds:
         added = [*islice(count(max(study.seeds) + 1), add_seeds)]
         study = replace(study, seeds=[*study.seeds, *added], added_seeds=[*study.added_seeds, *added])
         made = jobs(study, configs, runs_dir, launch)
@@ -134,18 +136,27 @@ def plan(study: Study, launch_overrides: Sequence[str], add_seeds: int = 0) -> P
     return Planned(replace(study, source=source_hash()), configs, folder, made)
 
 
-def _refuse_other_settings(study: Study, runs_dir: Path) -> None:
-    """Refuse a study that was launched with other settings, or with some where it has none now.
+def _launched(study: Study, runs_dir: Path) -> Study | None:
+    """The study as it was launched; None if it was not. All settings have the seeds of the one with the most.
 
     Raises:
-        ConfigError: It was.
+        ConfigError: It was launched with other settings, or with some where it has none now.
     """
+    records = {}
     for folder in [runs_dir / study.name, *sorted(runs_dir.glob(f"{study.name}@*"))]:
         launched = load(folder)
-        if launched is not None and [*launched.settings] != [*study.settings]:
+        if launched is None:
+            continue
+        if [*launched.settings] != [*study.settings]:
             problem = f"study {study.name} was launched with other settings, and a launched study is fixed"
             former, now = (", ".join(names) or "none" for names in (launched.settings, study.settings))
             raise ConfigError(problem, f"{former} -> {now}", another_name(study))
+        records[folder] = launched
+    record = records.get(runs_dir / study.folder_name)
+    if record is None:
+        return None
+    longest = max(records.values(), key=lambda launched: len(launched.seeds))
+    return replace(record, seeds=longest.seeds, added_seeds=longest.added_seeds)
 
 
 def _continued(study: Study, launched: Study) -> Study:
