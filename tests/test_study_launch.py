@@ -137,6 +137,12 @@ def test_each_setting_has_a_folder_and_a_record_before_the_first_run(mine, insta
         assert "was launched with other settings" in said()
 
 
+def test_a_run_at_its_time_limit_does_not_keep_the_next_setting_from_its_runs(mine, instant):
+    instant.late = {("norm=layer", 0)}
+    assert mine("settings.one=model.n_layers=1", "settings.two=model.n_layers=2") == errors.PREEMPTED
+    assert len(instant.trained) == 8
+
+
 def test_a_grid_trains_every_seed_at_every_rate_in_one_round(mine, instant):
     assert mine("lr_grid=auto") == 0
     rates = {job.rate for job in instant.jobs}

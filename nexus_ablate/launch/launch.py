@@ -101,13 +101,14 @@ def launch(
         _fix(planned)
     place = settings[0].folder.with_name(study.name)
     name = shlex.quote(study.name if place.parent == DEFAULT else nearer(place))
-    statuses = []
+    status = errors.OK
     for planned in settings:
         is_last = planned is settings[-1]
-        statuses.append(_run(planned, launch_overrides, backend, retry_failed, seeds, name if is_last else ""))
-        if statuses[-1] == errors.PREEMPTED:
+        ended, stopped = _run(planned, launch_overrides, backend, retry_failed, seeds, name if is_last else "")
+        if stopped:
             return errors.PREEMPTED
-    return next(filter(None, statuses), errors.OK)
+        status = status or ended
+    return status
 
 
 def plan(study: Study, launch_overrides: Sequence[str], add_seeds: int = 0) -> Planned:
@@ -273,8 +274,8 @@ def _run(
     retry_failed: bool,
     seeds: Collection[int],
     compare: str,
-) -> int:
-    """Run what is missing of a study of one setting; see `launch`."""
+) -> tuple[int, str]:
+    """Run what is missing of a study of one setting; see `launch`. Returns the status and the stop signal, or ''."""
     study, progress = planned.study, JobProgress(planned.folder)
     chosen = [job for job in planned.jobs if not seeds or job.seed in seeds]
     if study.question:
@@ -294,7 +295,7 @@ def _run(
         progress.statuses[job.path] = errors.PREEMPTED
     stopped = backend.run(waiting, progress) if waiting else ""
     progress.end(stopped, compare)
-    return errors.PREEMPTED if stopped else progress.status
+    return progress.status, stopped
 
 
 def _say_of_other_arithmetic(ended: list[Job], launch_overrides: Sequence[str], progress: JobProgress) -> None:
