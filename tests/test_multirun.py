@@ -102,9 +102,10 @@ def test_a_combination_that_cannot_be_run_stops_no_other(sweep, instant, capsys)
     assert [folder for folder, _ in instant.trained] == ["baseline"]
 
 
-def test_a_failed_run_of_a_sweep_is_run_again_by_the_same_command(sweep, instant):
+def test_a_failed_run_of_a_sweep_is_run_again_by_the_same_command_which_says_so(sweep, instant, capsys):
     instant.failing = {("norm=layer", 0)}
     assert sweep("norm=rms,layer") == errors.BUG
+    assert "\nthe same command runs the failed ones again\n" in capsys.readouterr().err
     instant.failing = set()
     assert sweep("norm=rms,layer") == 0 and len(instant.trained) == 3
 

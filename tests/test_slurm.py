@@ -497,16 +497,19 @@ def test_the_accounting_says_how_a_job_that_left_the_queue_ended(tiny_run, fake_
     assert states == ["CANCELLED", "OUT_OF_MEMORY", "", ""]
 
 
-def test_a_run_whose_job_crashed_is_failed_and_submitted_again_when_asked_for(tiny_run, fake_slurm, instant, capsys):
+@pytest.mark.parametrize(("retry_failed", "submitted"), [(False, 3), (True, 4)])
+def test_a_run_whose_job_crashed_is_failed_and_submitted_again_when_asked_for(
+    tiny_run, fake_slurm, instant, capsys, retry_failed, submitted
+):
     requested = study(tiny_run, "seeds=0,1")
     launch(*requested, Slurm())
     job = plan(*requested).jobs[1]
     instant.end(job, "running")
     fake_slurm.queue.write_text("1_1|OUT_OF_MEMORY\n")
-    assert launch(*requested, Slurm()) == 0
-    assert "3 runs submitted" in capsys.readouterr().err
+    assert launch(*requested, Slurm(), retry_failed=retry_failed) == 0
+    assert f"{submitted} runs submitted" in capsys.readouterr().err
     assert "ended as OUT_OF_MEMORY" in read_run(job.path).status["reason"]
-    assert launch(*requested, Slurm(retry_failed=True), retry_failed=True) == 0
+    assert launch(*requested, Slurm(), retry_failed=True) == 0
     assert "4 runs submitted" in capsys.readouterr().err
 
 

@@ -276,7 +276,7 @@ def _run(
     compare: str,
 ) -> tuple[int, str]:
     """Run what is missing of a study of one setting; see `launch`. Returns the status and the stop signal, or ''."""
-    study, progress = planned.study, JobProgress(planned.folder)
+    study, progress = planned.study, JobProgress(planned.folder, retry_failed)
     chosen = [job for job in planned.jobs if not seeds or job.seed in seeds]
     if study.question:
         progress.say(f"study {study.folder_name}: {study.question}")
@@ -289,7 +289,7 @@ def _run(
     waiting = missing(chosen, retry_failed)
     ended = [job for job in chosen if job not in waiting]
     for job in ended:
-        progress.already_ended(job, job.result())
+        progress.keep(job, job.result())
     _say_of_other_arithmetic(ended, launch_overrides, progress)
     for job in waiting:
         progress.statuses[job.path] = errors.PREEMPTED
