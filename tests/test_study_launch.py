@@ -223,6 +223,21 @@ def test_of_two_launches_of_one_name_with_other_arms_one_is_refused(mine, instan
     assert [*load(tmp_path / "runs/mine").arms] == ["norm=none"]
 
 
+def test_a_launch_keeps_the_seeds_that_another_one_has_added_meanwhile(mine, instant, said, tmp_path, monkeypatch):
+    kept, statuses = launch_module.prepare_data, []
+
+    def overtaken(planned):
+        monkeypatch.setattr(launch_module, "prepare_data", kept)
+        statuses.append(mine("--add-seeds", "2"))
+
+    assert mine() == 0
+    monkeypatch.setattr(launch_module, "prepare_data", overtaken)
+    assert mine() == errors.CONFIG and statuses == [0]
+    assert "another launch has just added seeds to this study got: seeds [2,3] try: run the same command" in said()
+    assert record(tmp_path)["added_seeds"] == [2, 3] and len(instant.trained) == 8
+    assert mine() == 0
+
+
 @pytest.mark.slow
 def test_two_launches_at_the_same_instant_leave_one_record(mine, tmp_path):
     statuses = []

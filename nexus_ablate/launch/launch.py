@@ -18,7 +18,7 @@ from nexus_ablate.config.options import Option
 from nexus_ablate.config.rules import check_vocabulary
 from nexus_ablate.console import nearer, several
 from nexus_ablate.data import prepare
-from nexus_ablate.errors import ConfigError
+from nexus_ablate.errors import AGAIN, ConfigError
 from nexus_ablate.launch.arm_configs import Configs, resolve
 from nexus_ablate.launch.job_progress import JobProgress
 from nexus_ablate.launch.jobs import Job, another_name, jobs, missing, refuse_other_runs
@@ -239,6 +239,8 @@ def _fix(planned: Planned) -> None:
         launched = load(planned.folder)
         if launched is not None:
             refuse_change(launched, planned.study)
+            if added := [seed for seed in launched.seeds if seed not in planned.study.seeds]:
+                raise ConfigError("another launch has just added seeds to this study", f"seeds {show(added)}", AGAIN)
         if launched != planned.study:
             save(planned.study, planned.folder)
         runs = "".join(f"{job.path.relative_to(planned.folder)}\n" for job in planned.jobs)
