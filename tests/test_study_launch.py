@@ -14,9 +14,12 @@ import yaml
 
 from nexus_ablate import errors
 from nexus_ablate.cli import main
+from nexus_ablate.config.compose import compose
 from nexus_ablate.launch import launch as launch_module
+from nexus_ablate.launch.worker import Task
 from nexus_ablate.runs import find_runs, read_run
 from nexus_ablate.study.record import load
+from nexus_ablate.training.session import other_arithmetic
 
 STUDY = ["study", "mine", "vary.norm=layer", "seeds=0,1", "--workers", "1"]
 
@@ -279,6 +282,15 @@ def test_a_finished_run_without_a_readable_summary_is_named_and_not_trained_agai
     assert "summary.json is damaged" in said()
 
 
+@pytest.mark.parametrize(("state", "unlike"), [("finished", 0), ("preempted", 2)])
+def test_a_finished_run_gets_its_evaluations_where_it_is_if_another_device_is_asked_for(mine, instant, state, unlike):
+    assert mine("evals=[quantization]", "train.compile=on") == 0
+    job = instant.jobs[0]
+    instant.end(job, state)
+    (job.path / "summary.json").write_text(json.dumps({"val_loss": 1.0, "device": "cuda:0", "compiled": False}))
+    assert len(other_arithmetic(compose(Task.of(job, {}).overrides), job.path)) == unlike
+
+
 @pytest.mark.slow
 def test_a_study_stopped_before_a_run_s_evaluations_makes_up_for_them(tiny_run, forked_workers, tmp_path):
     words = [*STUDY, "evals=[quantization]", *tiny_run()]
@@ -287,7 +299,8 @@ def test_a_study_stopped_before_a_run_s_evaluations_makes_up_for_them(tiny_run, 
     kept = json.loads((first.path / "summary.json").read_text())
     lacking = {name: value for name, value in kept.items() if name not in ("quantization", "checksum")}
     (first.path / "summary.json").write_text(json.dumps(lacking))
-    assert main(words) == 0
+    assert main([*words, "train.compile=on"]) == 0
+    assert len(find_runs([tmp_path / "runs/mine"])) == 4, "none was trained again"
     assert read_run(first.path).summary["quantization"] == first.summary["quantization"]
     assert [read_run(other.path).summary for other in others] == [other.summary for other in others]
 

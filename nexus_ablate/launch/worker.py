@@ -45,6 +45,8 @@ class Task:
     @classmethod
     def of(cls, job: Job, conditions: dict[str, Any], settings: tuple[str, ...] = ()) -> Task:
         """The task of a job; `settings` are further overrides, for how it is carried out."""
+        if job.lacks_evaluations and not job.config.rerun:  # asked for another device, it would be trained again
+            settings = (*settings, "train.device=auto", "train.compile=auto")
         overrides = merged(job.overrides, [*settings])
         plugins = os.environ.get(PLUGINS, "")
         return cls(
