@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import compress
@@ -68,8 +69,12 @@ class Line:
 
     def bytes(self) -> int:
         """The bytes of all files in the run directory; links are not followed."""
-        files = ((folder, name) for folder, _, names in os.walk(self.path) for name in names)
-        return sum(os.lstat(os.path.join(folder, name)).st_size for folder, name in files)
+        total = 0
+        for folder, _, names in os.walk(self.path):
+            for name in names:
+                with suppress(FileNotFoundError):  # a running run has replaced it meanwhile
+                    total += os.lstat(os.path.join(folder, name)).st_size
+        return total
 
     def to_dict(self) -> dict[str, Any]:
         """The line as plain data."""
