@@ -158,7 +158,7 @@ class Worker:
     def _died(self, code: int, path: Path, is_late: bool, is_stopping: bool) -> JobResult:
         """The result of a run whose process ended without one, with the exit code `code`."""
         if is_stopping and code == -signal.SIGTERM:
-            return JobResult(errors.PREEMPTED, f"{TIME_OVER if is_late else 'stopped'} before its first step")
+            return JobResult(errors.PREEMPTED, f"{TIME_OVER if is_late else 'stopped'} before or after its training")
         if code >= 0:
             reason = f"its process ended with exit status {code}"
         else:
