@@ -64,7 +64,7 @@ def task_of(overrides):
     config = compose(overrides)
     identity = session.identity_of(config, fingerprint_of(config.data, config.model.context))
     path = run_path(config.runs_dir, config.experiment, "mine", config.seed, identity)
-    return Task.of(Job("mine", config.seed, None, "mine", path, overrides, config), {})
+    return Task.of(Job("mine", config.seed, "mine", path, overrides, config), {})
 
 
 @pytest.fixture

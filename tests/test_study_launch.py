@@ -148,13 +148,12 @@ def test_a_run_at_its_time_limit_does_not_keep_the_next_setting_from_its_runs(mi
 
 def test_a_grid_trains_every_seed_at_every_rate_in_one_round(mine, instant):
     assert mine("lr_grid=auto") == 0
-    rates = {job.rate for job in instant.jobs}
+    rates = {job.config.optim.keys["lr"] for job in instant.jobs}
     assert len(rates) == 7 and len(instant.trained) == 2 * 2 * 7
-    assert {job.config.optim.keys["lr"] for job in instant.jobs} == rates
     ordered = sorted(rates)
     for lower, higher in pairwise(ordered):
         assert higher / lower == pytest.approx(2**0.5, rel=0.01)
-    own = {job.folder for job in instant.jobs if job.rate == 3e-3}
+    own = {job.folder for job in instant.jobs if job.config.optim.keys["lr"] == 3e-3}
     assert own == {"baseline", "norm=layer"}, "the arm's own rate is no part of the name"
     assert all(f"seed={job.seed}" in job.overrides for job in instant.jobs)
 

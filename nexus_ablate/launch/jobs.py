@@ -57,7 +57,6 @@ class Job:
 
     Attributes:
         arm: The arm that is trained.
-        rate: Its learning rate in a grid; None without one.
         folder: The folder of its runs: the arm's, or one for the arm at another learning rate than its own.
         path: The run directory, existing or not.
         overrides: Everything that composes it, machine settings included.
@@ -67,7 +66,6 @@ class Job:
 
     arm: str
     seed: int
-    rate: float | None
     folder: str
     path: Path
     overrides: list[str]
@@ -136,7 +134,7 @@ def jobs(study: Study, configs: Configs, runs_dir: Path, launch: Sequence[str]) 
                 if config.train.compile == "auto" and not compiles:
                     settings.append("train.compile=off")
                 overrides = merged(_overrides_of(study, arm, configs), settings, [*launch])
-                made.append(Job(arm, seed, rate, folder, path, overrides, config, planned(study)))
+                made.append(Job(arm, seed, folder, path, overrides, config, planned(study)))
     return made
 
 
