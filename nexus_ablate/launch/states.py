@@ -16,7 +16,7 @@ from nexus_ablate.console import UNLIMITED, duration, grid, nearer, size_text, w
 from nexus_ablate.errors import UserError
 from nexus_ablate.runs import effective_state, find_runs, has_status, read_status, read_summary
 from nexus_ablate.runs.contradiction import end_contradiction
-from nexus_ablate.runs.lookup import id_of, seed_of
+from nexus_ablate.runs.lookup import id_of
 from nexus_ablate.runs.naming import BASELINE
 from nexus_ablate.runs.ownership import LIVE
 from nexus_ablate.runs.reading import last_row, read_config, read_text, setting_folders
@@ -65,7 +65,9 @@ class Line:
 
     @property
     def seed(self) -> int | None:
-        return seed_of(self.path)
+        """The seed in the name of the run directory; None if it is not named like one."""
+        seed = self.path.name.removeprefix("s").partition("-")[0]
+        return int(seed) if seed.isdecimal() else None
 
     def bytes(self) -> int:
         """The bytes of all files in the run directory; links are not followed."""
