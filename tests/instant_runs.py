@@ -18,12 +18,14 @@ class Instant:
 
     Attributes:
         failing: (folder, seed) of runs that fail.
+        late: (folder, seed) of runs that are saved at their time limit.
         stop_after: Runs until a signal stops the study.
         trained: (folder, seed) of every run that was trained, in order.
         jobs: The jobs of these runs.
     """
 
     failing: set[tuple[str, int]] = field(default_factory=set)
+    late: set[tuple[str, int]] = field(default_factory=set)
     stop_after: float = float("inf")
     trained: list[tuple[str, int]] = field(default_factory=list)
     jobs: list = field(default_factory=list)
@@ -36,8 +38,11 @@ class Instant:
             self.stop_after -= 1
             self.trained.append((job.folder, job.seed))
             self.jobs.append(job)
+            if (job.folder, job.seed) in self.late:
+                self.end(job, "preempted")
+                progress.ended(job, JobResult(errors.PREEMPTED, "its time limit was reached"))
+                continue
             failed = (job.folder, job.seed) in self.failing
-
             self.end(job, "failed" if failed else "finished")
             progress.ended(job, JobResult(errors.BUG, "made to fail") if failed else JobResult(errors.OK))
         return ""

@@ -152,7 +152,7 @@ def test_a_workspace_is_created_once_then_updated_at_the_same_address(server, ca
 
 
 def test_control_with_names_of_chance_each_saving_makes_another_workspace(server, capsys, monkeypatch):
-    monkeypatch.setattr(workspaces_module, "view_id", lambda *_: secrets.token_hex(6))
+    monkeypatch.setattr(workspaces_module, "_digest", lambda *_: secrets.token_hex(6))
     assert addresses(capsys) != addresses(capsys)
     assert len(server.views) == 2
 

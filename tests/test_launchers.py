@@ -17,8 +17,9 @@ import pytest
 from nexus_ablate import errors
 from nexus_ablate.cli import main
 from nexus_ablate.config.compose import compose
-from nexus_ablate.launch import hydra, local
+from nexus_ablate.launch import hydra, local, multirun
 from nexus_ablate.launch.jobs import JobResult
+from nexus_ablate.launch.launch import launch
 from nexus_ablate.runs import find_runs, read_run
 from tests.test_study_queue import nexus, rows, start
 from tests.trial_norm import BAD, WORDS, write_plugin
@@ -130,6 +131,21 @@ def test_after_a_signal_a_launcher_begins_no_further_run(tmp_path, monkeypatch):
     assert result == JobResult(errors.PREEMPTED, "not started, because of SIGTERM")
 
 
+def test_a_signal_to_a_job_in_this_process_ends_its_launch_and_not_the_next_one(tiny_run, monkeypatch, capsys):
+    class Worker(local.Worker):
+        def train(self, task, must_stop):
+            if is_signalled:
+                signal.raise_signal(signal.SIGTERM)
+            return JobResult(errors.PREEMPTED if must_stop() else errors.OK)
+
+    monkeypatch.setattr(hydra, "_worker", Worker())
+    monkeypatch.setattr(hydra, "_stopped_by", "")
+    sweep = multirun.study_of(tiny_run("norm=rms,layer"))
+    for is_signalled, status in ((True, errors.PREEMPTED), (False, errors.OK)):
+        assert launch(*sweep, hydra.HydraLauncher("joblib", ("hydra.launcher.n_jobs=1",))) == status
+        assert ("stopped (SIGTERM)" in capsys.readouterr().err) == is_signalled
+
+
 @pytest.mark.parametrize(("handler", "status"), [(signal.SIG_IGN, errors.OK), (signal.SIG_DFL, errors.PREEMPTED)])
 def test_a_closed_terminal_ends_a_launcher_unless_nohup_ignores_it(tiny_run, monkeypatch, handler, status):
     def trained(task):
@@ -167,6 +183,48 @@ def test_a_worker_whose_peak_memory_cannot_be_reset_trains_one_run(monkeypatch):
     worker._pipe = SimpleNamespace(send=lambda _: 0, poll=lambda: True, recv=lambda: JobResult(0), close=lambda: 0)
     assert worker.train(SimpleNamespace(), lambda: False).status == 0
     assert left == ["joined"]
+
+
+def test_a_run_that_is_stopped_while_there_is_nothing_to_save_is_not_said_to_have_no_step(monkeypatch):
+    """A worker ends at once on SIGTERM before the first step, and in evaluations after the last one."""
+    waited = iter([[], ["sentinel"]])
+    monkeypatch.setattr(local.connection, "wait", lambda *_: next(waited))
+    worker = local.Worker()
+    worker._process = SimpleNamespace(
+        is_alive=lambda: True, sentinel=None, join=lambda: 0, terminate=lambda: 0, exitcode=-signal.SIGTERM
+    )
+    worker._pipe = SimpleNamespace(send=lambda _: 0, poll=lambda: False, close=lambda: 0)
+    result = worker.train(SimpleNamespace(path=Path("run")), lambda: True)
+    assert result == JobResult(errors.PREEMPTED, "stopped before or after its training")
+
+
+def test_an_error_while_runs_are_trained_ends_every_worker_and_is_the_exit_status(tiny_run, monkeypatch, capsys):
+    closed = []
+
+    class Worker(local.Worker):
+        def train(self, task, must_stop, limit):
+            if task.folder == "baseline":
+                return JobResult(errors.OK)
+            raise errors.StorageError("cannot write status.json", "No space left on device", "free some space")
+
+        def close(self):
+            closed.append(self.log.name)
+
+    monkeypatch.setattr(local, "Worker", Worker)
+    assert main(["study", "mine", "vary.norm=layer", "seeds=0,1", *tiny_run(), "--workers", "2"]) == errors.STORAGE
+    assert sorted(closed) == ["worker0.log", "worker1.log"]
+    assert "error: cannot write status.json" in capsys.readouterr().err
+
+
+def test_a_worker_whose_process_cannot_start_is_closed_without_another_error(monkeypatch):
+    def start(self):
+        raise OSError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(local.SpawnProcess, "start", start)
+    worker = local.Worker()
+    with pytest.raises(OSError, match="temporarily unavailable"):
+        worker.train(SimpleNamespace(), lambda: False)
+    worker.close()
 
 
 # ------------------------------------------------------------------------------------------------ studies by launchers

@@ -33,15 +33,18 @@ def test_the_errors_of_each_allocator_are_known_and_others_are_not():
     ("overrides", "fix"),
     [
         ([], "train.batch_size=16 train.grad_accum=2"),
-        (["train.batch_size=9", "train.grad_accum=4"], "train.batch_size=4 train.grad_accum=8"),
+        (["train.batch_size=9", "train.grad_accum=4"], "train.batch_size=3 train.grad_accum=12"),
+        (["train.batch_size=3"], "train.batch_size=1 train.grad_accum=3"),
         (["train.batch_size=1"], "train.activation_checkpointing=on"),
+        (["train.batch_size=1", "train.activation_checkpointing=on"], "a smaller model"),
     ],
 )
-def test_out_of_memory_suggests_a_smaller_batch_and_more_accumulation(overrides, fix):
+def test_out_of_memory_suggests_a_smaller_batch_and_as_many_sequences_per_step(overrides, fix):
     config = compose(["model=nano", "train.batch_size=32", *overrides])
-    suggested = too_large(config).fix.partition(", or")[0]
-    assert suggested == fix
-    compose(["model=nano", *suggested.split()])
+    assert too_large(config).fix.partition(", or")[0] == fix
+    if "=" in fix:
+        train = compose(["model=nano", "train.batch_size=32", *overrides, *fix.split()]).train
+        assert train.batch_size * train.grad_accum == config.train.batch_size * config.train.grad_accum
 
 
 LIMITED = """

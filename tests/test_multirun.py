@@ -7,8 +7,10 @@ from wandb_server import serving_alone
 
 from nexus_ablate import errors
 from nexus_ablate.cli import main
+from nexus_ablate.config.compose import compose
 from nexus_ablate.launch.multirun import study_of
 from nexus_ablate.study.record import load
+from nexus_ablate.training.session import train
 
 STUDIES = (
     ("norm=rms,layer seed=0,1", "norm=rms,layer", [], ["norm=layer"], [0, 1]),
@@ -96,15 +98,25 @@ def test_other_arms_are_refused_with_another_experiment_that_works(sweep, instan
     assert sweep("norm=rms,layer", "bias=on", "experiment=norm-rms-layer-2") == 0
 
 
+def test_a_single_run_in_the_folder_of_an_arm_is_called_one_of_another_configuration(sweep, tiny_run, tmp_path, capsys):
+    train(compose(tiny_run("experiment=mine", "train.steps=4")), quiet=True, arm="baseline")
+    assert sweep("norm=rms,layer", "experiment=mine") == errors.CONFIG
+    lines = capsys.readouterr().err.splitlines()[-3:]
+    assert lines[0] == "error: study mine has runs of another configuration than its arms, in folders of the same names"
+    assert "1 run, such as baseline/s0-" in lines[1] and lines[2] == "  try: experiment=mine-2"
+    assert sweep("norm=rms,layer", "experiment=mine-2") == 0
+
+
 def test_a_combination_that_cannot_be_run_stops_no_other(sweep, instant, capsys):
     assert sweep("n_kv_heads=1,3") == 0
     assert "n_kv_heads=3 is refused: " in capsys.readouterr().err
     assert [folder for folder, _ in instant.trained] == ["baseline"]
 
 
-def test_a_failed_run_of_a_sweep_is_run_again_by_the_same_command(sweep, instant):
+def test_a_failed_run_of_a_sweep_is_run_again_by_the_same_command_which_says_so(sweep, instant, capsys):
     instant.failing = {("norm=layer", 0)}
     assert sweep("norm=rms,layer") == errors.BUG
+    assert "\nthe same command runs the failed ones again\n" in capsys.readouterr().err
     instant.failing = set()
     assert sweep("norm=rms,layer") == 0 and len(instant.trained) == 3
 

@@ -25,6 +25,7 @@ from nexus_ablate import errors
 from nexus_ablate.cli import main
 from nexus_ablate.config import compose as compose_module
 from nexus_ablate.config.compose import compose
+from nexus_ablate.config.options import Option
 from nexus_ablate.config.plugins import VARIABLE as PLUGINS
 from nexus_ablate.data import fingerprint_of
 from nexus_ablate.launch import slurm as slurm_module
@@ -38,6 +39,7 @@ from nexus_ablate.launch.worker import Task
 from nexus_ablate.provenance import source_hash
 from nexus_ablate.runs import find_runs, read_run, run_path
 from nexus_ablate.study.definition import read_study
+from nexus_ablate.track.run_on_wandb import place_of
 from nexus_ablate.training import session
 from nexus_ablate.training.session import train
 from tests.faults.test_secrets import ENVIRONMENT, TYPED, traces
@@ -62,7 +64,7 @@ def task_of(overrides):
     config = compose(overrides)
     identity = session.identity_of(config, fingerprint_of(config.data, config.model.context))
     path = run_path(config.runs_dir, config.experiment, "mine", config.seed, identity)
-    return Task.of(Job("mine", config.seed, None, "mine", path, overrides, config), {})
+    return Task.of(Job("mine", config.seed, "mine", path, overrides, config), {})
 
 
 @pytest.fixture
@@ -231,6 +233,14 @@ def test_time_outs_are_counted_by_submitit(job, slowly):
     assert job.start(1, signal.SIGUSR2, after=60) == errors.PREEMPTED
     assert job.requeues == ["7_3"]
     assert "timed-out too many times" in job.answer()["reason"]
+
+
+def test_the_run_of_a_job_is_not_that_of_the_agent_which_submitted_it(job, monkeypatch):
+    monkeypatch.setenv("WANDB_SWEEP_ID", "sweep001")
+    monkeypatch.setenv("WANDB_RUN_ID", "agentrun1")
+    job.submit()
+    assert job.start() == 0
+    assert place_of(job.record.path, Option("wandb", {})).id != "agentrun1"
 
 
 def test_a_queued_run_refuses_code_that_it_was_not_submitted_with(job):
@@ -497,16 +507,19 @@ def test_the_accounting_says_how_a_job_that_left_the_queue_ended(tiny_run, fake_
     assert states == ["CANCELLED", "OUT_OF_MEMORY", "", ""]
 
 
-def test_a_run_whose_job_crashed_is_failed_and_submitted_again_when_asked_for(tiny_run, fake_slurm, instant, capsys):
+@pytest.mark.parametrize(("retry_failed", "submitted"), [(False, 3), (True, 4)])
+def test_a_run_whose_job_crashed_is_failed_and_submitted_again_when_asked_for(
+    tiny_run, fake_slurm, instant, capsys, retry_failed, submitted
+):
     requested = study(tiny_run, "seeds=0,1")
     launch(*requested, Slurm())
     job = plan(*requested).jobs[1]
     instant.end(job, "running")
     fake_slurm.queue.write_text("1_1|OUT_OF_MEMORY\n")
-    assert launch(*requested, Slurm()) == 0
-    assert "3 runs submitted" in capsys.readouterr().err
+    assert launch(*requested, Slurm(), retry_failed=retry_failed) == 0
+    assert f"{submitted} runs submitted" in capsys.readouterr().err
     assert "ended as OUT_OF_MEMORY" in read_run(job.path).status["reason"]
-    assert launch(*requested, Slurm(retry_failed=True), retry_failed=True) == 0
+    assert launch(*requested, Slurm(), retry_failed=True) == 0
     assert "4 runs submitted" in capsys.readouterr().err
 
 

@@ -14,9 +14,12 @@ import yaml
 
 from nexus_ablate import errors
 from nexus_ablate.cli import main
+from nexus_ablate.config.compose import compose
 from nexus_ablate.launch import launch as launch_module
+from nexus_ablate.launch.worker import Task
 from nexus_ablate.runs import find_runs, read_run
 from nexus_ablate.study.record import load
+from nexus_ablate.training.session import other_arithmetic
 
 STUDY = ["study", "mine", "vary.norm=layer", "seeds=0,1", "--workers", "1"]
 
@@ -105,6 +108,22 @@ def test_added_seeds_are_recorded_as_such_and_an_interrupted_addition_continues(
     assert len(instant.trained) == 10
 
 
+@pytest.mark.parametrize("stopped", ["while it trains", "while it is recorded"])
+def test_an_addition_of_seeds_that_was_stopped_continues_with_the_same_seeds_in_each_setting(
+    mine, instant, tmp_path, stopped
+):
+    settings = ["settings.one=model.n_layers=1", "settings.two=model.n_layers=2"]
+    assert mine(*settings) == 0
+    launched = (tmp_path / "runs/mine@two/study.yaml").read_bytes()
+    instant.stop_after = 5  # all of the first setting, and one of the second
+    assert mine(*settings, "--add-seeds", "2") == errors.PREEMPTED
+    if stopped == "while it is recorded":
+        (tmp_path / "runs/mine@two/study.yaml").write_bytes(launched)
+    instant.stop_after = 99
+    assert mine(*settings, "--add-seeds", "2") == 0 and len(instant.trained) == 16
+    assert [record(tmp_path, f"mine@{setting}")["seeds"] for setting in ("one", "two")] == [[0, 1, 2, 3]] * 2
+
+
 def test_each_setting_has_a_folder_and_a_record_before_the_first_run(mine, instant, said, tmp_path):
     settings = ["settings.one=model.n_layers=1", "settings.two=model.n_layers=2"]
     instant.stop_after = 0
@@ -121,15 +140,20 @@ def test_each_setting_has_a_folder_and_a_record_before_the_first_run(mine, insta
         assert "was launched with other settings" in said()
 
 
+def test_a_run_at_its_time_limit_does_not_keep_the_next_setting_from_its_runs(mine, instant):
+    instant.late = {("norm=layer", 0)}
+    assert mine("settings.one=model.n_layers=1", "settings.two=model.n_layers=2") == errors.PREEMPTED
+    assert len(instant.trained) == 8
+
+
 def test_a_grid_trains_every_seed_at_every_rate_in_one_round(mine, instant):
     assert mine("lr_grid=auto") == 0
-    rates = {job.rate for job in instant.jobs}
+    rates = {job.config.optim.keys["lr"] for job in instant.jobs}
     assert len(rates) == 7 and len(instant.trained) == 2 * 2 * 7
-    assert {job.config.optim.keys["lr"] for job in instant.jobs} == rates
     ordered = sorted(rates)
     for lower, higher in pairwise(ordered):
         assert higher / lower == pytest.approx(2**0.5, rel=0.01)
-    own = {job.folder for job in instant.jobs if job.rate == 3e-3}
+    own = {job.folder for job in instant.jobs if job.config.optim.keys["lr"] == 3e-3}
     assert own == {"baseline", "norm=layer"}, "the arm's own rate is no part of the name"
     assert all(f"seed={job.seed}" in job.overrides for job in instant.jobs)
 
@@ -201,6 +225,21 @@ def test_of_two_launches_of_one_name_with_other_arms_one_is_refused(mine, instan
     assert [*load(tmp_path / "runs/mine").arms] == ["norm=none"]
 
 
+def test_a_launch_keeps_the_seeds_that_another_one_has_added_meanwhile(mine, instant, said, tmp_path, monkeypatch):
+    kept, statuses = launch_module.prepare_data, []
+
+    def overtaken(planned):
+        monkeypatch.setattr(launch_module, "prepare_data", kept)
+        statuses.append(mine("--add-seeds", "2"))
+
+    assert mine() == 0
+    monkeypatch.setattr(launch_module, "prepare_data", overtaken)
+    assert mine() == errors.CONFIG and statuses == [0]
+    assert "another launch has just added seeds to this study got: seeds [2,3] try: run the same command" in said()
+    assert record(tmp_path)["added_seeds"] == [2, 3] and len(instant.trained) == 8
+    assert mine() == 0
+
+
 @pytest.mark.slow
 def test_two_launches_at_the_same_instant_leave_one_record(mine, tmp_path):
     statuses = []
@@ -242,6 +281,15 @@ def test_a_finished_run_without_a_readable_summary_is_named_and_not_trained_agai
     assert "summary.json is damaged" in said()
 
 
+@pytest.mark.parametrize(("state", "unlike"), [("finished", 0), ("preempted", 2)])
+def test_a_finished_run_gets_its_evaluations_where_it_is_if_another_device_is_asked_for(mine, instant, state, unlike):
+    assert mine("evals=[quantization]", "train.compile=on") == 0
+    job = instant.jobs[0]
+    instant.end(job, state)
+    (job.path / "summary.json").write_text(json.dumps({"val_loss": 1.0, "device": "cuda:0", "compiled": False}))
+    assert len(other_arithmetic(compose(Task.of(job, {}).overrides), job.path)) == unlike
+
+
 @pytest.mark.slow
 def test_a_study_stopped_before_a_run_s_evaluations_makes_up_for_them(tiny_run, forked_workers, tmp_path):
     words = [*STUDY, "evals=[quantization]", *tiny_run()]
@@ -250,7 +298,8 @@ def test_a_study_stopped_before_a_run_s_evaluations_makes_up_for_them(tiny_run, 
     kept = json.loads((first.path / "summary.json").read_text())
     lacking = {name: value for name, value in kept.items() if name not in ("quantization", "checksum")}
     (first.path / "summary.json").write_text(json.dumps(lacking))
-    assert main(words) == 0
+    assert main([*words, "train.compile=on"]) == 0
+    assert len(find_runs([tmp_path / "runs/mine"])) == 4, "none was trained again"
     assert read_run(first.path).summary["quantization"] == first.summary["quantization"]
     assert [read_run(other.path).summary for other in others] == [other.summary for other in others]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -55,6 +56,18 @@ def test_status_counts_each_state_and_what_is_missing(written, capsys, word):
     # a host that is not this one, and a heartbeat of years ago
     assert said.splitlines()[-1] == "1 finished, 1 failed, 1 diverged, 2 lost, 1 preempted; 4 missing"
     assert "baseline s2 failed: it is failed" in said
+
+
+def test_a_file_that_is_renamed_while_sizes_are_summed_stops_nothing(written, capsys, monkeypatch):
+    walk = os.walk
+
+    def walk_before_a_rename(path):
+        for folder, folders, names in walk(path):
+            yield folder, folders, [*names, ".status.json.tmp"]
+
+    monkeypatch.setattr(os, "walk", walk_before_a_rename)
+    assert main(["status"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("1 finished, 1 failed")
 
 
 def test_status_in_json_is_a_line_for_each_run(written, capsys):

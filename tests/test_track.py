@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -254,8 +254,9 @@ def test_the_run_is_described_to_wandb(training, fake, lines):
 
 def test_a_second_run_of_the_same_arm_and_seed_is_told_from_the_first(training, fake):
     described = []
-    for name in (training.path.name, f"{training.path.name}-r2"):
-        record = replace(read_run(training.path), path=training.path.with_name(name))
+    again = training.path.with_name(f"{training.path.name}-r2")
+    shutil.copytree(training.path, again)
+    for record in map(read_run, (training.path, again)):
         settings = settings_of(record, WandbRun("a1", "p"), "online", training.path, 1.0, 1.0)
         config = run_on_wandb.config_of(record)
         described.append((settings["run_name"], config["repetition"], config["id"]))

@@ -124,6 +124,6 @@ def _slurm(words: list[str], flags: Flags, device: str, settings: list[str]) -> 
     if device != "cpu" and not any("gpu" in name for name in sbatch):
         sbatch.setdefault("gres", "gpu:1")
     setup = tuple(line for name, line in options if name == "setup")
-    slurm = Slurm(**resources, sbatch=sbatch, setup=setup, retry_failed="retry" in flags)
+    slurm = Slurm(**resources, sbatch=sbatch, setup=setup)
     slurm.check()
     return slurm

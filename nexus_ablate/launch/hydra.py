@@ -75,6 +75,8 @@ class HydraLauncher:
         Raises:
             ConfigError: A job's overrides contain a secret, and the launcher would save them in files.
         """
+        global _stopped_by
+        _stopped_by = ""
         if "submitit" in self.name:
             refuse_secrets(text for job in jobs for text in job.overrides)
         progress.queued(
@@ -105,7 +107,7 @@ class HydraLauncher:
                 time.sleep(0.1)
         for job, result in zip_longest(jobs, returned):
             progress.ended(job, result_from(job, result))
-        return stop.signal_name
+        return stop.signal_name or _stopped_by  # of a job in this process, which caught the signal
 
     @contextmanager
     def _created(self, task: Callable[[Any], Any]) -> Iterator[Any]:

@@ -23,14 +23,15 @@ class JobProgress:
 
     Args:
         folder: The folder of the study.
+        retry_failed: Whether the command runs failed runs again.
 
     Attributes:
         statuses: The exit status of each job that was given to a backend or had ended before, by run directory.
         pending: Number of jobs that wait or run in a cluster's queue.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, retry_failed: bool = False) -> None:
+        self.folder, self.retry_failed = folder, retry_failed
         self.statuses: dict[Path, int] = {}
         self.pending = 0
         self._console = open_console(stderr=True)
@@ -52,10 +53,6 @@ class JobProgress:
         if kind not in self._said:
             self._said.add(kind)
             self.say(text)
-
-    def already_ended(self, job: Job, result: JobResult) -> None:
-        """A run that ended before this command."""
-        self._keep(job, result)
 
     def queued(self, total: int, by: str) -> None:
         """Print how many jobs run now, and by which workers or launcher."""
@@ -80,7 +77,7 @@ class JobProgress:
         with suppress(errors.UserError):  # the next upload reports a damaged file
             if page := project_page(path):
                 self._say_once(page, f"W&B: {page}")
-        outcome = self._keep(job, result)
+        outcome = self.keep(job, result)
         if outcome == "finished" and (loss := read_line(path).loss) is not None:
             outcome = f"val loss {loss:.4f}"
         elif outcome != "finished":
@@ -102,7 +99,7 @@ class JobProgress:
         for failure in self._failures:
             self.say(failure)
         if any(status not in STATES for status in self.statuses.values()):
-            self.say("--retry failed runs the failed ones again")
+            self.say(f"{'the same command' if self.retry_failed else '--retry failed'} runs the failed ones again")
         if not self._total and not self.pending:
             self.say(f"nothing to run: all {len(self.statuses)} runs have ended")
         if self._total:
@@ -116,8 +113,8 @@ class JobProgress:
                 self.say(f"next  nexus-ablate status {compare}")
             self.say(f"{'then' if self.pending else 'next'}  nexus-ablate compare {compare}")
 
-    def _keep(self, job: Job, result: JobResult) -> str:
-        """Keep the result of a job for the summary. Returns its state."""
+    def keep(self, job: Job, result: JobResult) -> str:
+        """Keep the result of a job, which may have ended before this command, for the summary. Returns its state."""
         self.statuses[job.path] = result.status
         state = STATES.get(result.status, "failed")
         if state != "finished":

@@ -23,9 +23,9 @@ from nexus_ablate.launch.arm_configs import Configs, budget
 from nexus_ablate.provenance import code_of, differ, differing_files
 from nexus_ablate.runs import SETTLED, arm_name, effective_state, has_status, read_status, read_summary, run_path
 from nexus_ablate.runs.naming import BASELINE
-from nexus_ablate.runs.reading import read_env
+from nexus_ablate.runs.reading import read_config, read_env
 from nexus_ablate.study.arm_overrides import merged
-from nexus_ablate.study.record import planned
+from nexus_ablate.study.record import config_hash, planned
 from nexus_ablate.study.study import WORTH_ARMS, Study
 from nexus_ablate.training.device import compiles_on_cpu
 from nexus_ablate.training.session import code_for, identity_of
@@ -57,7 +57,6 @@ class Job:
 
     Attributes:
         arm: The arm that is trained.
-        rate: Its learning rate in a grid; None without one.
         folder: The folder of its runs: the arm's, or one for the arm at another learning rate than its own.
         path: The run directory, existing or not.
         overrides: Everything that composes it, machine settings included.
@@ -67,7 +66,6 @@ class Job:
 
     arm: str
     seed: int
-    rate: float | None
     folder: str
     path: Path
     overrides: list[str]
@@ -136,7 +134,7 @@ def jobs(study: Study, configs: Configs, runs_dir: Path, launch: Sequence[str]) 
                 if config.train.compile == "auto" and not compiles:
                     settings.append("train.compile=off")
                 overrides = merged(_overrides_of(study, arm, configs), settings, [*launch])
-                made.append(Job(arm, seed, rate, folder, path, overrides, config, planned(study)))
+                made.append(Job(arm, seed, folder, path, overrides, config, planned(study)))
     return made
 
 
@@ -167,7 +165,7 @@ def refuse_other_runs(study: Study, jobs: Iterable[Job]) -> None:
     """Refuse a launch beside results that its own runs could not be compared with.
 
     Raises:
-        ConfigError: Other code has runs of the study with a result, or they read another text.
+        ConfigError: There are runs with a result by other code, of another configuration, or on another text.
     """
     found = []
     for job in jobs:
@@ -183,6 +181,10 @@ def refuse_other_runs(study: Study, jobs: Iterable[Job]) -> None:
     again = another_name(study)
     got = f"{several(len(found), 'run')}, such as {path.parent.name}/{path.name}"
     files = differing_files(code_of(code_for(job.config)), code_of(env))
+    config = read_config(path)
+    if not files and config is not None and config_hash(config) != config_hash(job.config.nested()):
+        problem = f"study {study.name} has runs of another configuration than its arms, in folders of the same names"
+        raise ConfigError(problem, got, again)
     if not files:
         problem = f"study {study.name} has runs on another text than the {job.config.data.name} of today"
         raise ConfigError(problem, got, f"restore the text, or {again}, which trains all anew")

@@ -18,7 +18,7 @@ from nexus_ablate.config.options import Option
 from nexus_ablate.config.rules import check_vocabulary
 from nexus_ablate.console import nearer, several
 from nexus_ablate.data import prepare
-from nexus_ablate.errors import ConfigError
+from nexus_ablate.errors import AGAIN, ConfigError
 from nexus_ablate.launch.arm_configs import Configs, resolve
 from nexus_ablate.launch.job_progress import JobProgress
 from nexus_ablate.launch.jobs import Job, another_name, jobs, missing, refuse_other_runs
@@ -47,7 +47,7 @@ class Backend(Protocol):
     def run(self, jobs: list[Job], progress: JobProgress) -> str:
         """Run the jobs, or hand them over to a queue. Returns the stop signal, or ''.
 
-        Reports `progress.queued` once, then `began` and `ended` of each job.
+        Reports `progress.queued` once, then `ended` of each job.
         """
         ...
 
@@ -91,20 +91,24 @@ def launch(
     Raises:
         UserError: The study cannot be run, or was launched with another definition; nothing was written.
     """
-    settings = [plan(setting, launch_overrides, add_seeds) for setting in settings_of(study)]
+    settings = [plan(setting, launch_overrides) for setting in settings_of(study)]
+    added = [job for planned in settings for job in planned.jobs if job.seed in planned.study.added_seeds]
+    if add_seeds and not missing(added, retry_failed=True):
+        settings = [plan(setting, launch_overrides, add_seeds) for setting in settings_of(study)]
     for planned in settings:
         prepare_data(planned)
     for planned in settings:
         _fix(planned)
     place = settings[0].folder.with_name(study.name)
     name = shlex.quote(study.name if place.parent == DEFAULT else nearer(place))
-    statuses = []
+    status = errors.OK
     for planned in settings:
         is_last = planned is settings[-1]
-        statuses.append(_run(planned, launch_overrides, backend, retry_failed, seeds, name if is_last else ""))
-        if statuses[-1] == errors.PREEMPTED:
+        ended, stopped = _run(planned, launch_overrides, backend, retry_failed, seeds, name if is_last else "")
+        if stopped:
             return errors.PREEMPTED
-    return next(filter(None, statuses), errors.OK)
+        status = status or ended
+    return status
 
 
 def plan(study: Study, launch_overrides: Sequence[str], add_seeds: int = 0) -> Planned:
@@ -116,8 +120,7 @@ def plan(study: Study, launch_overrides: Sequence[str], add_seeds: int = 0) -> P
     launch = [*launch_overrides]
     runs_dir = runs_dir_of(launch)
     folder = runs_dir / study.folder_name
-    _refuse_other_settings(study, runs_dir)
-    launched = load(folder)
+    launched = _launched(study, runs_dir)
     if launched is None and add_seeds:
         raise ConfigError("this study has not been launched", str(folder), "the same command without --add-seeds")
     if launched is not None:
@@ -126,7 +129,7 @@ def plan(study: Study, launch_overrides: Sequence[str], add_seeds: int = 0) -> P
     if launched is not None:
         refuse_change(launched, study)
     made = jobs(study, configs, runs_dir, launch)
-    if add_seeds and not missing([job for job in made if job.seed in study.added_seeds], retry_failed=True):
+    if add_seeds:
         added = [*islice(count(max(study.seeds) + 1), add_seeds)]
         study = replace(study, seeds=[*study.seeds, *added], added_seeds=[*study.added_seeds, *added])
         made = jobs(study, configs, runs_dir, launch)
@@ -134,18 +137,27 @@ def plan(study: Study, launch_overrides: Sequence[str], add_seeds: int = 0) -> P
     return Planned(replace(study, source=source_hash()), configs, folder, made)
 
 
-def _refuse_other_settings(study: Study, runs_dir: Path) -> None:
-    """Refuse a study that was launched with other settings, or with some where it has none now.
+def _launched(study: Study, runs_dir: Path) -> Study | None:
+    """The study as it was launched; None if it was not. All settings have the seeds of the one with the most.
 
     Raises:
-        ConfigError: It was.
+        ConfigError: It was launched with other settings, or with some where it has none now.
     """
+    records = {}
     for folder in [runs_dir / study.name, *sorted(runs_dir.glob(f"{study.name}@*"))]:
         launched = load(folder)
-        if launched is not None and [*launched.settings] != [*study.settings]:
+        if launched is None:
+            continue
+        if [*launched.settings] != [*study.settings]:
             problem = f"study {study.name} was launched with other settings, and a launched study is fixed"
             former, now = (", ".join(names) or "none" for names in (launched.settings, study.settings))
             raise ConfigError(problem, f"{former} -> {now}", another_name(study))
+        records[folder] = launched
+    record = records.get(runs_dir / study.folder_name)
+    if record is None:
+        return None
+    longest = max(records.values(), key=lambda launched: len(launched.seeds))
+    return replace(record, seeds=longest.seeds, added_seeds=longest.added_seeds)
 
 
 def _continued(study: Study, launched: Study) -> Study:
@@ -227,6 +239,8 @@ def _fix(planned: Planned) -> None:
         launched = load(planned.folder)
         if launched is not None:
             refuse_change(launched, planned.study)
+            if added := [seed for seed in launched.seeds if seed not in planned.study.seeds]:
+                raise ConfigError("another launch has just added seeds to this study", f"seeds {show(added)}", AGAIN)
         if launched != planned.study:
             save(planned.study, planned.folder)
         runs = "".join(f"{job.path.relative_to(planned.folder)}\n" for job in planned.jobs)
@@ -262,9 +276,9 @@ def _run(
     retry_failed: bool,
     seeds: Collection[int],
     compare: str,
-) -> int:
-    """Run what is missing of a study of one setting; see `launch`."""
-    study, progress = planned.study, JobProgress(planned.folder)
+) -> tuple[int, str]:
+    """Run what is missing of a study of one setting; see `launch`. Returns the status and the stop signal, or ''."""
+    study, progress = planned.study, JobProgress(planned.folder, retry_failed)
     chosen = [job for job in planned.jobs if not seeds or job.seed in seeds]
     if study.question:
         progress.say(f"study {study.folder_name}: {study.question}")
@@ -277,13 +291,13 @@ def _run(
     waiting = missing(chosen, retry_failed)
     ended = [job for job in chosen if job not in waiting]
     for job in ended:
-        progress.already_ended(job, job.result())
+        progress.keep(job, job.result())
     _say_of_other_arithmetic(ended, launch_overrides, progress)
     for job in waiting:
         progress.statuses[job.path] = errors.PREEMPTED
     stopped = backend.run(waiting, progress) if waiting else ""
     progress.end(stopped, compare)
-    return errors.PREEMPTED if stopped else progress.status
+    return progress.status, stopped
 
 
 def _say_of_other_arithmetic(ended: list[Job], launch_overrides: Sequence[str], progress: JobProgress) -> None:

@@ -111,11 +111,12 @@ class Worker:
         context = get_context("spawn")
         self._pipe, end = context.Pipe()
         arguments = (end, self.threads, self.gpu, self.log)
-        self._process = context.Process(target=work, args=arguments, name="worker")
+        process = context.Process(target=work, args=arguments, name="worker")
         with _without_the_script():
-            self._process.start()
+            process.start()
         end.close()
-        return self._process
+        self._process = process
+        return process
 
     def close(self) -> None:
         """Let the process end after its current job, and wait for it."""
@@ -157,7 +158,7 @@ class Worker:
     def _died(self, code: int, path: Path, is_late: bool, is_stopping: bool) -> JobResult:
         """The result of a run whose process ended without one, with the exit code `code`."""
         if is_stopping and code == -signal.SIGTERM:
-            return JobResult(errors.PREEMPTED, f"{TIME_OVER if is_late else 'stopped'} before its first step")
+            return JobResult(errors.PREEMPTED, f"{TIME_OVER if is_late else 'stopped'} before or after its training")
         if code >= 0:
             reason = f"its process ended with exit status {code}"
         else:
@@ -194,10 +195,6 @@ class LocalPool:
         logs = progress.folder / ".workers"
         make_directory(logs, logs.parents[1])
         idle: SimpleQueue[Worker] = SimpleQueue()
-        workers = []
-        for number in range(places.workers):
-            workers.append(Worker(places.threads, places.gpu(number), logs / f"worker{number}.log"))
-            idle.put(workers[-1])
         settings = (f"train.threads={places.threads}",)
         is_over = False
 
@@ -212,17 +209,20 @@ class LocalPool:
             finally:
                 idle.put(worker)
 
-        with StopRequest() as stop, ThreadPoolExecutor(places.workers) as threads:
-            try:
-                trained = {threads.submit(train, job): job for job in jobs}
-                for future in as_completed(trained):
-                    result = future.result()
-                    if result is not None:
-                        progress.ended(trained[future], result)
-            finally:
-                is_over = True
-            for worker in workers:
-                worker.close()
+        with StopRequest() as stop, contextlib.ExitStack() as closing:
+            for number in range(places.workers):
+                worker = Worker(places.threads, places.gpu(number), logs / f"worker{number}.log")
+                closing.callback(worker.close)  # after an error too: at exit, Python would wait for the process forever
+                idle.put(worker)
+            with ThreadPoolExecutor(places.workers) as threads:
+                try:
+                    trained = {threads.submit(train, job): job for job in jobs}
+                    for future in as_completed(trained):
+                        result = future.result()
+                        if result is not None:
+                            progress.ended(trained[future], result)
+                finally:
+                    is_over = True
             stop.obeyed = bool(stop.signal_name)
             return stop.signal_name
 

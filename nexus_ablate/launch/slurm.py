@@ -46,7 +46,6 @@ class Slurm:
         parallel: Largest number of concurrent jobs.
         sbatch: Other options of sbatch, by their long names; '' for one without a value.
         setup: Lines of the job's script before the run: `module load cuda`.
-        retry_failed: Submit runs whose job crashed (out of memory, in native code) again.
     """
 
     time: int = 240
@@ -55,7 +54,6 @@ class Slurm:
     parallel: int = 256
     sbatch: dict[str, str] = field(default_factory=dict)
     setup: tuple[str, ...] = ()
-    retry_failed: bool = False
 
     @property
     def options(self) -> dict[str, str]:
@@ -114,8 +112,8 @@ class Slurm:
             entry = entries.get(str(job.path.relative_to(folder)))
             if entry and entry.has_crashed and job.state()[0] in ("lost", *LIVE):
                 mark_failed(job.path, str(entry))
-                if not self.retry_failed:
-                    progress.already_ended(job, JobResult(errors.BUG, str(entry)))
+                if not progress.retry_failed:
+                    progress.keep(job, JobResult(errors.BUG, str(entry)))
                     continue
             if entry and entry.is_live:
                 in_queue += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import compress
@@ -15,7 +16,7 @@ from nexus_ablate.console import UNLIMITED, duration, grid, nearer, size_text, w
 from nexus_ablate.errors import UserError
 from nexus_ablate.runs import effective_state, find_runs, has_status, read_status, read_summary
 from nexus_ablate.runs.contradiction import end_contradiction
-from nexus_ablate.runs.lookup import id_of, seed_of
+from nexus_ablate.runs.lookup import id_of
 from nexus_ablate.runs.naming import BASELINE
 from nexus_ablate.runs.ownership import LIVE
 from nexus_ablate.runs.reading import last_row, read_config, read_text, setting_folders
@@ -64,12 +65,18 @@ class Line:
 
     @property
     def seed(self) -> int | None:
-        return seed_of(self.path)
+        """The seed in the name of the run directory; None if it is not named like one."""
+        seed = self.path.name.removeprefix("s").partition("-")[0]
+        return int(seed) if seed.isdecimal() else None
 
     def bytes(self) -> int:
         """The bytes of all files in the run directory; links are not followed."""
-        files = ((folder, name) for folder, _, names in os.walk(self.path) for name in names)
-        return sum(os.lstat(os.path.join(folder, name)).st_size for folder, name in files)
+        total = 0
+        for folder, _, names in os.walk(self.path):
+            for name in names:
+                with suppress(FileNotFoundError):  # a running run has replaced it meanwhile
+                    total += os.lstat(os.path.join(folder, name)).st_size
+        return total
 
     def to_dict(self) -> dict[str, Any]:
         """The line as plain data."""

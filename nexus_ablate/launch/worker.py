@@ -45,6 +45,8 @@ class Task:
     @classmethod
     def of(cls, job: Job, conditions: dict[str, Any], settings: tuple[str, ...] = ()) -> Task:
         """The task of a job; `settings` are further overrides, for how it is carried out."""
+        if job.lacks_evaluations and not job.config.rerun:  # asked for another device, it would be trained again
+            settings = (*settings, "train.device=auto", "train.compile=auto")
         overrides = merged(job.overrides, [*settings])
         plugins = os.environ.get(PLUGINS, "")
         return cls(
@@ -64,6 +66,8 @@ class Task:
         from nexus_ablate.data import fingerprint_of
         from nexus_ablate.training.session import identity_of, train
 
+        for variable in ("WANDB_SWEEP_ID", "WANDB_RUN_ID"):  # of an agent that started the study: its run is not ours
+            os.environ.pop(variable, None)
         if self.plugins:
             os.environ[PLUGINS] = self.plugins
         if self.source != source_hash():
@@ -113,8 +117,6 @@ def work(pipe: connection.Connection, threads: int | None, gpu: str | None, log:
             os.environ[variable] = str(threads)
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
-    for variable in ("WANDB_SWEEP_ID", "WANDB_RUN_ID"):  # of an agent that started the study: its one run is not ours
-        os.environ.pop(variable, None)
 
     from nexus_ablate.training.device import share_cores_politely
 

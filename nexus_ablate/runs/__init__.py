@@ -10,7 +10,7 @@ from nexus_ablate.runs.files import (
     strict_json,
 )
 from nexus_ablate.runs.naming import Identity, arm_name, identity, run_path
-from nexus_ablate.runs.other_code import OtherCode, made_by_other_code
+from nexus_ablate.runs.other_code import made_by_other_code
 from nexus_ablate.runs.ownership import SETTLED, effective_state
 from nexus_ablate.runs.reading import (
     RunRecord,
@@ -27,7 +27,6 @@ __all__ = [
     "SETTLED",
     "Identity",
     "Launch",
-    "OtherCode",
     "Run",
     "RunRecord",
     "append_log",

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from nexus_ablate.errors import AlreadyRunning, StorageError
 from nexus_ablate.masking import mask
@@ -27,7 +27,6 @@ from nexus_ablate.runs.files import (
     truncate,
     write_all,
 )
-from nexus_ablate.runs.formats import State
 from nexus_ablate.runs.naming import Identity
 from nexus_ablate.runs.ownership import LIVE, LOST_SECONDS, SETTLED, is_beating, now, release, take_lock
 from nexus_ablate.runs.reading import (
@@ -104,8 +103,6 @@ class Run:
         Raises:
             StorageError: The disk refused the write.
         """
-        if state not in get_args(State):
-            raise ValueError(f"no state {state!r}")
         with self._writing:
             status = {"state": state, "reason": mask(reason), "traceback": mask(traceback), "exit_status": exit_status}
             self._write_status({**status, "updated": now()})

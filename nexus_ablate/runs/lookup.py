@@ -21,12 +21,6 @@ def id_of(path: Path) -> str:
     return path.name.partition("-")[2]
 
 
-def seed_of(path: Path) -> int | None:
-    """The seed in the name of a run directory; None if it is not named like one."""
-    seed = path.name.removeprefix("s").partition("-")[0]
-    return int(seed) if seed.isdecimal() else None
-
-
 def name_to_type(path: Path) -> str:
     """A run as a command line names it: by its id where ids are looked up, elsewhere by its directory."""
     known = path.absolute().is_relative_to(DEFAULT.absolute())

@@ -3,40 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nexus_ablate.errors import UserError
 from nexus_ablate.provenance import code_of, differ, differing_files
-from nexus_ablate.runs.ownership import SETTLED
 from nexus_ablate.runs.reading import read_env, read_status
 
 
-@dataclass(frozen=True)
-class OtherCode:
-    """A run of the same configuration and seed by other code.
-
-    Attributes:
-        files: The files that differ.
-        commit: The commit of its code; None if unknown.
-        has_result: Whether it finished or diverged.
-    """
-
-    path: Path
-    files: tuple[str, ...]
-    commit: str | None
-    has_result: bool
-
-    def __str__(self) -> str:
-        return f"{self.path.name}, was made by other code ({differ(self.files)})"
-
-
-def made_by_other_code(path: Path, config_hash: str, env: Mapping[str, Any]) -> list[OtherCode]:
+def made_by_other_code(path: Path, config_hash: str, env: Mapping[str, Any]) -> list[str]:
     """The runs next to `path` of the same configuration and seed by other code, in the order in which they started.
 
-    This includes runs of an old version that recorded neither code nor configuration: the directory shows that they are
-    of this arm and seed.
+    Each is a text with the files that differ. This includes runs of an old version that recorded neither code nor
+    configuration: the directory shows that they are of this arm and seed.
 
     Args:
         path: The directory of the run, existing or not.
@@ -50,8 +29,8 @@ def made_by_other_code(path: Path, config_hash: str, env: Mapping[str, Any]) -> 
             other_env = read_env(beside) or {}
         except UserError:  # damaged: `status` and `compare` report it
             continue
-        files = tuple(differing_files(code_of(env), code_of(other_env)))
+        files = differing_files(code_of(env), code_of(other_env))
         if status is not None and files and other_env.get("config_hash") in (None, config_hash):
             started = (str(status.get("started")), beside.name)
-            runs[started] = OtherCode(beside, files, other_env.get("git_commit"), status["state"] in SETTLED)
+            runs[started] = f"{beside.name}, was made by other code ({differ(files)})"
     return [runs[started] for started in sorted(runs)]

@@ -54,7 +54,7 @@ def config_of(record: RunRecord) -> dict[str, Any]:
     """
     flat = {f"axis/{axis}": name for axis, name in _axes(record).items()}
     names = {"study": record.study, "arm": record.arm, "seed": record.seed, "id": id_of(record.path)}
-    return redact(names | {"repetition": _repetition(record)} | (record.config or {}) | flat)
+    return redact(names | {"repetition": record.rerun} | (record.config or {}) | flat)
 
 
 def settings_of(
@@ -71,9 +71,9 @@ def settings_of(
         finish: Seconds until it must have taken the remaining rows at the end.
     """
     tags = [f"{axis}={name}"[:MAX_TAG] for axis, name in _axes(record).items()]
-    seed, repetition = f"/s{record.seed}", _repetition(record)
-    if repetition > 1:
-        seed += f"-r{repetition}"
+    seed = f"/s{record.seed}"
+    if record.rerun > 1:
+        seed += f"-r{record.rerun}"
     return {
         "run_id": place.id,
         "project": place.project,
@@ -111,12 +111,6 @@ def quiet(root: Path, init: float, finish: float) -> dict[str, Any]:
         "finish_timeout": finish,
         "finish_timeout_raises": True,
     }
-
-
-def _repetition(record: RunRecord) -> int:
-    """Which run of its arm and seed it is: 2 for `s0-1a2b3c4d-r2`."""
-    again = record.path.name.rpartition("-r")[2]
-    return int(again) if again.isdecimal() else 1
 
 
 def _axes(record: RunRecord) -> dict[str, str]:

@@ -59,7 +59,7 @@ def workspaces(project: str, entity: str, studies: Sequence[Study]) -> list[Work
     about = []
     boards = []
     for study in studies:
-        link = f"[Its runs alone](?nw={view_id(project, study.folder_name)})"
+        link = f"[Its runs alone](?nw={_digest(project, study.folder_name)})"
         text = wr.MarkdownPanel(markdown=f"{described(study)}\n\n{link}")
         about.append(ws.Section(name=f"study {study.folder_name}", panels=[text], is_open=True))
         panels: list[Any] = [wr.MarkdownPanel(markdown=described(study))]
@@ -121,11 +121,6 @@ def default_entity() -> str:
         return str(wandb.Api().default_entity)
 
 
-def view_id(project: str, study: str) -> str:
-    """The part of a workspace's URL that identifies it: `?nw=<id>`."""
-    return _digest(project, study)
-
-
 def _workspace(project: str, entity: str, study: str, first: list[Section]) -> Workspace:
     """The workspace of a study, or with '' that of the project."""
     from wandb_workspaces import expr
@@ -154,7 +149,7 @@ def _workspace(project: str, entity: str, study: str, first: list[Section]) -> W
             pinned_columns=["run:displayName", "summary:val_loss", *axes],
         ),
     )
-    view._internal_name = f"nw-{view_id(project, study)}-v"
+    view._internal_name = f"nw-{_digest(project, study)}-v"  # its address ends in ?nw=<digest>
     view._internal_runset_id = _digest(project, study, "runs")
     for section in view.sections:
         for number, panel in enumerate(section.panels):  # W&B keeps a user's changes to a panel by its id

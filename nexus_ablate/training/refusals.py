@@ -71,9 +71,12 @@ def check_world(config: RunConfig, place: Place) -> None:
 def too_large(config: RunConfig) -> ConfigError:
     """The error for a run that has used up the memory, with the settings that take less."""
     train, layers, width = config.train, config.model.n_layers, config.model.d_model
-    fix = "train.activation_checkpointing=on, or a smaller model"
+    fix = "a smaller model"
+    if not train.activation_checkpointing:
+        fix = f"train.activation_checkpointing=on, or {fix}"
     if train.batch_size > 1:
-        half, twice = train.batch_size // 2, 2 * train.grad_accum
-        fix = f"train.batch_size={half} train.grad_accum={twice}, or {fix}"
+        smaller = max(size for size in range(1, train.batch_size) if train.batch_size % size == 0)
+        more = train.grad_accum * train.batch_size // smaller
+        fix = f"train.batch_size={smaller} train.grad_accum={more}, or {fix}"
     got = f"train.batch_size={train.batch_size}, model.n_layers={layers}, model.d_model={width}"
     return ConfigError("this run does not fit in memory", got, fix)
