@@ -190,6 +190,8 @@ def test_a_command_line_that_cannot_be_run_is_three_lines_and_makes_nothing(comm
         ("-m norm=derf,rms norm.shfit=0", "try: norm.shift=0"),
         ("-m norm.shift=glob(*)", "glob chooses among options, not values"),
         ("-m data.path=glob(*)", "glob chooses among options, not values"),
+        ("-m seed=glob(*) model=femto", "glob chooses among options, not values"),
+        ("-m evals=glob(*)", "glob chooses among options, not values"),
         ("-m norm=rms,layer --partition gpu", "try: --launcher slurm --sbatch partition=gpu"),
         ("-m norm=rms,layer hydra.sweeper.params={norm:rms}", "sweepers that search are not supported"),
         ("-m norm=rms,layer hydra/sweeper=optuna", "sweepers that search are not supported"),

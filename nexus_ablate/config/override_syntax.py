@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nexus_ablate.config.foreign_words import meaning
-from nexus_ablate.config.groups import option_names
+from nexus_ablate.config.groups import GROUPS, option_names
 from nexus_ablate.errors import ConfigError
 
 MOST_RUNS = 10_000
@@ -119,7 +119,7 @@ def _values(override: Any) -> list[Any]:
     if not override.is_sweep_override():
         return [_unquoted(override.value())]
     if isinstance(override.value(), Glob):
-        if "." in override.key_or_group:
+        if override.key_or_group not in GROUPS:
             raise ConfigError(
                 "glob chooses among options, not values", override.input_line, "nexus-ablate -m 'norm=glob(*)'"
             )
