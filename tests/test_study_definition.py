@@ -116,6 +116,7 @@ def test_a_mistake_is_three_lines_with_a_fix(words, said, capsys, tmp_path, monk
         ("strata: {a: data=stdlib}", "strata: {a: data=stdlib}", "settings: {shallow: model.n_layers=2, deep:"),
         ("seeds: 5", "seeds: 5", "seeds: 0-4"),
         ("norm: layer", "norm: layer", "baseline: [norm=layer]"),
+        ("baseline: [hydra/launcher=joblib]", "hydra/launcher=joblib", "nexus-ablate -m "),
     ],
 )
 def test_a_mistake_in_a_study_s_file_is_answered_with_what_was_meant(line, got, fix, tmp_path, capsys):

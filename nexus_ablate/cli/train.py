@@ -41,11 +41,9 @@ def run(overrides: list[str], flags: Flags) -> int:
         raise ConfigError(f"{one_run[0]} is for many runs", one_run[0], f"nexus-ablate -m seed=0,1,2 {one_run[0]} ...")
 
     from nexus_ablate.config.compose import compose
-    from nexus_ablate.config.override_syntax import refuse_hydra_keys
     from nexus_ablate.training.device import share_cores_politely
 
     config = compose(overrides)
-    refuse_hydra_keys(overrides)
     share_cores_politely()
     from nexus_ablate.training import display
     from nexus_ablate.training.session import train

@@ -11,7 +11,7 @@ from nexus_ablate.config.foreign_words import meaning, unknown_word
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.groups import GROUPS, choices_of, keys_under, option_names
 from nexus_ablate.config.options import Key, option_files
-from nexus_ablate.config.override_syntax import MOST_RUNS, Override, read_override, replacements
+from nexus_ablate.config.override_syntax import MOST_RUNS, WITH_LAUNCHER, Override, read_override, replacements
 from nexus_ablate.config.run_config import OPTION_GROUPS
 from nexus_ablate.errors import ConfigError
 
@@ -34,7 +34,12 @@ def check_overrides(overrides: list[str], sweeps: bool, beside: Collection[str] 
     Raises:
         ConfigError: An override cannot be read, names what does not exist, or contradicts another one.
     """
-    given = [override for override in map(read_override, overrides) if not override.is_hydra]
+    given = []
+    for override in map(read_override, overrides):
+        if not override.is_hydra:
+            given.append(override)
+        elif not sweeps:
+            raise ConfigError("only -m and study use Hydra's keys, those of a launcher", override.text, WITH_LAUNCHER)
     for former, later in replacements(given):
         if former.is_sweep:  # it would be lost
             both = f"{former.text},{later.typed}"
