@@ -89,7 +89,12 @@ MISTAKES = (
     ("mine vary.norm=layer rerun=on", "try: leave rerun out"),
     ("mine vary.norm=layr", "try: vary.norm=layer"),
     ("mine vary.norm=layer vary.nrom=rms", "try: "),
-    ("mine norm=layer,none", "try: nexus-ablate study mine vary.norm=layer,none"),
+    ("mine norm=layer,none", "try: nexus-ablate plan mine vary.norm=layer,none"),
+    (
+        "mine norm=layer,rms bias=on,off model=femto",
+        "nexus-ablate plan mine vary.norm=layer,rms vary.bias=on,off model=",
+    ),
+    ("mine vary.bias=on,off norm=layer,rms", "try: nexus-ablate plan mine vary.bias=on,off vary.norm=layer,rms"),
     ("mine vary.norm=rms", "no arm other than its baseline"),
     ("mine vary.norm=layer settings.one=bias=on", "settings are two or more"),
     ("mine vary.norm=layer train.stpes=3", "try: train.steps"),
@@ -104,6 +109,26 @@ def test_a_mistake_is_three_lines_with_a_fix(words, said, capsys, tmp_path, monk
     lines = capsys.readouterr().err
     assert said in lines and len(lines.splitlines()) == 3
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        ("one match=params", "one name=one-2 match=params"),
+        ("one seeds=0-4 model=nano", "one name=one-2 seeds=0-4 model=nano"),
+        ("one norm=layer,rms", "one-2 vary.norm=layer,rms"),
+    ],
+)
+def test_a_change_of_a_launched_study_is_answered_with_the_same_change_under_another_name(
+    words, fix, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("runs/one").mkdir(parents=True)
+    save(resolved("name=one", "vary.bias=on", "model=femto")[0], Path("runs/one"))
+    for verb in ("plan", "study"):
+        assert main([verb, *words.split()]) == errors.CONFIG
+        assert capsys.readouterr().err.splitlines()[2] == f"  try: nexus-ablate {verb} {fix}"
+    assert main(["plan", *fix.split()]) == 0
 
 
 @pytest.mark.parametrize(
@@ -145,7 +170,7 @@ def test_a_file_named_like_a_shipped_study_is_refused_as_its_name_would_mean_tha
     (tmp_path / "ffn.yaml").write_text("question: q?\nbaseline: [model=femto]\narms: {relu: ffn=relu}\nseeds: 0-4\n")
     assert main(["plan", "ffn.yaml"]) == errors.CONFIG
     fix = shlex.split(capsys.readouterr().err.splitlines()[2].removeprefix("  try: "))
-    assert fix == ["nexus-ablate", "study", "ffn.yaml", "name=my_ffn"]
+    assert fix == ["nexus-ablate", "plan", "ffn.yaml", "name=my_ffn"]
     assert main(["plan", *fix[2:]]) == 0
     assert main(["plan", str(conf_dir() / "studies/ffn.yaml")]) == 0, "control: the shipped file itself"
 

@@ -40,7 +40,7 @@ def run(words: list[str], flags: Flags) -> int:
     from nexus_ablate.launch.local import places_for
     from nexus_ablate.study.definition import read_study, settings_of
 
-    study, launch_overrides = read_study(words)
+    study, launch_overrides = read_study(words, "plan")
     console = open_console()
 
     def say(text: str) -> None:
