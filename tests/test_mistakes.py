@@ -183,7 +183,16 @@ def test_a_command_line_that_cannot_be_run_is_three_lines_and_makes_nothing(comm
         ("data=files", "try: data.files=[my.txt]"),
         ("data=files data.files=[nosuch.txt]", "names a file that does not exist"),
         ("--nonsense", "try: nexus-ablate train --help"),
-        ("norm=rms --launcher joblib", "try: nexus-ablate -m seed=0,1,2 --launcher"),
+        ("norm=rms --launcher local --workers 2", "try: nexus-ablate -m seed=0,1,2 norm=rms"),
+        ("-m norm=rms,layer --verbose", "try: leave --verbose out"),
+        ("status --watch --json", "try: leave --json out"),
+        ("study norms --new a.yaml --add-seeds 3", "try: leave --add-seeds out"),
+        ("study norms --new a.yaml --launcher slurm", "try: leave --launcher out"),
+        ("study norms --new a.yaml --retry failed --workers 3", "try: leave --retry out"),
+        ("study --new mine", "try: --new mine.yaml"),
+        ("study norms --new norms.yaml", "try: --new my_study.yaml"),
+        ("study --new 'my study.yaml'", "try: --new my_study.yaml"),
+        ("bench norm train.compile=graphs", "try: train.compile=on"),
         ("plan mine vary.norm=rms,layr", "try: vary.norm=rms,layer"),
         ("-m norm=rms,rmss", "try: norm=rms"),
         ("-m norm=derf,rms norm.shift=x", "try: norm.shift=0"),
@@ -438,6 +447,12 @@ def test_compare_without_a_directory_names_the_command_that_lists_them(capsys, t
     Writer(tmp_path / "runs", "mine").arm(losses=[2.0, 2.1])
     assert answer(capsys, "compare")[2] == "nexus-ablate status"
     assert main(["status"]) == 0
+
+
+def test_status_before_anything_was_trained_says_so(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["status"]) == 0
+    assert capsys.readouterr().out == "no runs here\n"
 
 
 def test_compare_before_anything_was_trained_names_the_study(capsys, tmp_path, monkeypatch):

@@ -202,6 +202,8 @@ def test_the_file_that_new_writes_explains_each_key_and_is_the_study(tmp_path, m
     assert main(["study", "--new", "first.yaml"]) == main(["plan", "first.yaml"]) == 0
     assert main(["study", *words, "--new", "mine.yaml"]) == errors.CONFIG
     assert len(capsys.readouterr().err.splitlines()) == 3
+    assert main(["study", *words, "--new", "-"]) == 0
+    assert capsys.readouterr().out.splitlines() == lines
 
 
 # ------------------------------------------------------------------------------------------------------------- arms

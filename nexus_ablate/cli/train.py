@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
+
 from nexus_ablate.cli.backend import backend_of
-from nexus_ablate.cli.flags import BACKEND, MULTIRUN, VERBOSE, Flags
+from nexus_ablate.cli.flags import BACKEND, MULTIRUN, VERBOSE, Flags, refuse_beside
 from nexus_ablate.cli.verb import OVERRIDES, Verb
 from nexus_ablate.errors import ConfigError
 
@@ -31,6 +33,7 @@ VERB = Verb(
 
 def run(overrides: list[str], flags: Flags) -> int:
     """Train the run, or the runs, that the overrides describe."""
+    refuse_beside(MULTIRUN, [VERBOSE], flags)
     if "multirun" in flags:
         from nexus_ablate.launch.multirun import multirun
         from nexus_ablate.training.distributed import require_one_process
@@ -38,7 +41,8 @@ def run(overrides: list[str], flags: Flags) -> int:
         require_one_process("a multirun")
         return multirun(*backend_of(overrides, flags))
     if one_run := [flag.name for flag in BACKEND if flag.key in flags]:
-        raise ConfigError(f"{one_run[0]} is for many runs", one_run[0], f"nexus-ablate -m seed=0,1,2 {one_run[0]} ...")
+        fix = shlex.join(["nexus-ablate", "-m", "seed=0,1,2", *overrides])
+        raise ConfigError(f"{one_run[0]} is for many runs", one_run[0], fix)
 
     from nexus_ablate.config.compose import compose
     from nexus_ablate.training.device import share_cores_politely
