@@ -163,6 +163,9 @@ def test_a_command_line_that_cannot_be_run_is_three_lines_and_makes_nothing(comm
         ("doctor --fix", "doctor has no flag of this name"),
         ("doctor a b", "doctor takes one directory"),
         ("--html x.html compare runs", "try: nexus-ablate compare --html x.html runs"),
+        ("--launcher slurm study norms", "try: nexus-ablate study --launcher slurm norms"),
+        ("--workers 2 study norms", "the verb stands before its flags"),
+        ("-v show last", "show has no flag of this name"),
         ("train.steps=٣漢", "try: KEY=VALUE"),  # in quotes it would be no number either
         ("init=checkpoint init.run=runs/a/b=c,d=e/s0-1234", "try: \"init.run='runs/a/b=c,d=e/s0-1234'\""),
         ("init=checkpoint \"init.run='runs/a/b=c,d=e/s0-1234'\"", "there is none here"),

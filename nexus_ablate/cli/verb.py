@@ -97,6 +97,13 @@ class Verb:
             namespace, words = self._parser().parse_known_args(arguments)
         except argparse.ArgumentError as error:
             raise self._misused(error) from None
+        verb = next((word for word in words if word in verb_names()), "") if self.name == "train" else ""
+        if verb:
+            rest = [*arguments]
+            rest.remove(verb)
+            verb_module(verb).VERB.parse(rest)  # raises where that verb lacks a flag too
+            fix = shlex.join(["nexus-ablate", verb, *rest])
+            raise ConfigError("the verb stands before its flags", f"{arguments[0]} before {verb}", fix)
         if any(map(_is_flag, words)):
             raise self._unknown_flags(words)
         values: Flags = vars(namespace)
@@ -137,10 +144,6 @@ class Verb:
 
     def _unknown_flags(self, words: list[str]) -> ConfigError:
         """The error for flags that this verb does not have; overrides that are typed as flags are answered together."""
-        if self.name == "train" and (verb := next((word for word in words if word in verb_names()), "")):
-            words.remove(verb)
-            fix = shlex.join(["nexus-ablate", verb, *words])
-            return ConfigError("the verb stands before its flags", f"{words[0]} before {verb}", fix)
         errors = []
         for word, after in zip(words, [*words[1:], ""], strict=True):
             if _is_flag(word):
