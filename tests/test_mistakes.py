@@ -21,6 +21,8 @@ from nexus_ablate.config.options import conf_yaml
 from nexus_ablate.config.overrides import NO_KEY, check_overrides
 from nexus_ablate.errors import STORAGE
 from nexus_ablate.masking import mask
+from nexus_ablate.study.arm_overrides import key_of
+from nexus_ablate.study.study import TYPED
 
 
 def answer(capsys, *words):
@@ -321,7 +323,12 @@ ANSWERS = [
     ("-m hydra/launcher=bsic seed=0,1", "", "--launcher basic"),
     ("-m seed=0-4", "seed takes int", "nexus-ablate -m seed=0,1,2,3,4"),
     ("study norms --dry-run", "study has no flag of this name", "nexus-ablate plan first_look"),
-    ("study norms --seeds 5", "study has no such flag", "seeds=0-7"),
+    ("study norms --seeds 5", "study has no such flag", "seeds=0-4"),
+    ("study norms --name mine --match=params", "study has no such flag", "name=mine match=params"),
+    ("study norms --worth", "study has no such flag", "worth=on"),
+    ("study norms --lr-grid auto", "study has no such flag", "lr_grid=auto"),
+    ("plan norms --seeds 0-4", "plan has no such flag", "seeds=0-4"),
+    ("plan norms --design grid", "plan has no such flag", "design=grid"),
     ("compare norms --latex", "compare has no flag of this name", "--md -"),
     ("sample last again", "sample takes one run", "nexus-ablate sample last"),
     ("--lr=1e-3 --seed=3", DASHES, "optim.lr=1e-3 seed=3"),
@@ -346,8 +353,8 @@ def check_accepted(fix):
     words = shlex.split(fix, comments=True)
     if words[0] == "torchrun":
         compose(words[words.index("nexus_ablate") + 1 :])
-    elif words[0].startswith("seeds="):
-        assert main(["plan", "first_look", *words]) == 0
+    elif key_of(words[0]) in TYPED:
+        assert main(["plan", "mine", "vary.norm=layer", "model=femto", *words]) == 0
     elif words[0].startswith("--"):  # a flag to add
         VERBS["compare" if words[0] == "--md" else "study"].parse(["norms", *words])
     elif words[:2] == ["nexus-ablate", "--plugin"]:

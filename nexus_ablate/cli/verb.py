@@ -164,11 +164,13 @@ class Verb:
         typed = f"{word} {after}".rstrip()
         help_command = f"nexus-ablate {self.name} --help"
         key, keys, flags = name.lstrip("-"), default_keys(), ["help"]
+        problem = f"{self.name} has no such flag; an option is typed {OVERRIDES}, without dashes"
+        if self.takes.startswith("STUDY") and (fix := _study_key(key.replace("-", "_"), value)):
+            return ConfigError(problem, typed, fix)
         for flag in self.flags:
             flags += [each.lstrip("-") for each in (flag.name, *flag.keys)]
         is_flag = did_you_mean(key, flags)
         if value and OVERRIDES in self.takes and (key in keys or meaning(typed) or not is_flag):
-            problem = f"{self.name} has no such flag; an option is typed {OVERRIDES}, without dashes"
             is_sweep = self.name == "train" and "," in value and not value.startswith("[")
             form = f"nexus-ablate -m {{}}={value}" if is_sweep else f"{{}}={value}"
             return unknown_word(problem, typed, key, keys, form, help_command, self.name)
@@ -196,6 +198,21 @@ class Verb:
         form = f"nexus-ablate {{}} {shlex.join(after)}".rstrip()
         help_command = "nexus-ablate --help" if is_verb else f"nexus-ablate {self.name} --help"
         raise unknown_word(problem, typed, word, verbs, form, otherwise=help_command)
+
+
+def _study_key(key: str, value: str) -> str:
+    """A key of a study with a value that it takes: the given one if it does; '' if a study has no such key."""
+    from nexus_ablate.study.definition import read_study
+    from nexus_ablate.study.study import KEYS, TYPED
+
+    if key not in TYPED:
+        return ""
+    word = f"{key}={value or KEYS[key][1]}"
+    try:
+        read_study(["mine", *([] if key == "arms" else ["vary.norm=layer"]), word])
+    except ConfigError as error:
+        return error.fix
+    return shlex.quote(word)
 
 
 def _of_key(flag: Flag, name: str, text: str) -> Any:
