@@ -95,6 +95,8 @@ MISTAKES = (
         "nexus-ablate plan mine vary.norm=layer,rms vary.bias=on,off model=",
     ),
     ("mine vary.bias=on,off norm=layer,rms", "try: nexus-ablate plan mine vary.bias=on,off vary.norm=layer,rms"),
+    ("mine vary.norm=", "got: vary={norm: []}"),
+    ("mine vary.norm=", "try: 'vary={norm: [layer, rms]}'"),
     ("mine vary.norm=rms", "no arm other than its baseline"),
     ("mine vary.norm=layer settings.one=bias=on", "settings are two or more"),
     ("mine vary.norm=layer train.stpes=3", "try: train.steps"),
@@ -141,6 +143,8 @@ def test_a_change_of_a_launched_study_is_answered_with_the_same_change_under_ano
         ("strata: {a: data=stdlib}", "strata: {a: data=stdlib}", "settings: {shallow: model.n_layers=2, deep:"),
         ("seeds: 5", "seeds: 5", "seeds: 0-4"),
         ("norm: layer", "norm: layer", "baseline: [norm=layer]"),
+        ("foo: 3", "foo: 3", "one of name, question"),
+        ("desing: grid", "desing: grid", "design: grid"),
         ("baseline: [hydra/launcher=joblib]", "hydra/launcher=joblib", "nexus-ablate -m "),
     ],
 )
