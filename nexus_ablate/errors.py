@@ -16,6 +16,7 @@ CHECKPOINT = 4
 STORAGE = 5
 ALIVE = 6
 PREEMPTED = 75
+INTERRUPTED = 130
 
 AGAIN = "run the same command again"
 RESTORE = "restore it from a copy, or move the run directory away"

@@ -26,7 +26,7 @@ VERB = Verb(
     "`nexus-ablate list` names every key and option. The same command again shows the result of a finished run and "
     "resumes an interrupted one.\n\n"
     "Exit status: 0 done, 1 a bug, 2 configuration, 3 diverged, 4 checkpoint unusable, 5 storage, 6 alive elsewhere, "
-    "75 preempted.",
+    "75 preempted, 130 Ctrl-C.",
     kind="runs",
 )
 
