@@ -95,6 +95,7 @@ MISTAKES = (
         "nexus-ablate plan mine vary.norm=layer,rms vary.bias=on,off model=",
     ),
     ("mine vary.bias=on,off norm=layer,rms", "try: nexus-ablate plan mine vary.bias=on,off vary.norm=layer,rms"),
+    ("mine vary=norm vary.norm=layer", "try: leave vary=... out"),
     ("mine vary.norm=", "got: vary={norm: []}"),
     ("mine vary.norm=", "try: 'vary={norm: [layer, rms]}'"),
     ("mine vary.norm=rms", "no arm other than its baseline"),

@@ -41,7 +41,8 @@ def run(overrides: list[str], flags: Flags) -> int:
         require_one_process("a multirun")
         return multirun(*backend_of(overrides, flags))
     if one_run := [flag.name for flag in BACKEND if flag.key in flags]:
-        fix = shlex.join(["nexus-ablate", "-m", "seed=0,1,2", *overrides])
+        seeds = [] if any("," in text for text in overrides) else ["seed=0,1,2"]
+        fix = shlex.join(["nexus-ablate", "-m", *overrides, *seeds])
         raise ConfigError(f"{one_run[0]} is for many runs", one_run[0], fix)
 
     from nexus_ablate.config.compose import compose

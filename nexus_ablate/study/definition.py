@@ -46,6 +46,8 @@ def read_study(words: list[str], verb: str = "study") -> tuple[Study, list[str]]
         key, _, value = word.partition("=")
         part, _, name = key.partition(".")
         if name and part in ("vary", "arms", "settings"):
+            if not isinstance(typed.get(part, {}), dict):
+                raise ConfigError(f"{part} is typed as a whole or in parts", word, f"leave {part}=... out")
             typed.setdefault(part, {})[name] = _listed(key, value) if part == "vary" else value
         elif key in TYPED:
             typed[key] = _typed(key, value)
