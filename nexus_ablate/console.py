@@ -140,24 +140,21 @@ def grid(
     return table
 
 
-def folded(
-    rows: Sequence[Sequence[str]], heads: Sequence[str] = (), names: str = "", styles: Sequence[str] = ()
-) -> Table:
+def folded(rows: Sequence[Sequence[str]], names: str = "", styles: Sequence[str] = ()) -> Table:
     """A table without borders whose names, the first column, have one line each; longer cells go on below.
 
     Args:
         rows: The cells as plain text, which may have several lines.
-        heads: Titles of the columns, if they have any.
         names: Rich style of the names.
         styles: Rich style per row.
     """
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, show_header=bool(heads), header_style="dim", padding=(0, 2, 0, 0))
-    table.add_column(*heads[:1], style=names, no_wrap=True)
-    for head in heads[1:] or [""] * (max(map(len, rows), default=1) - 1):
-        table.add_column(head, overflow="fold")
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style=names, no_wrap=True)
+    for _ in range(max(map(len, rows), default=1) - 1):
+        table.add_column(overflow="fold")
     for number, row in enumerate(rows):
         cells = ["\n".join(printable(line, 2000) for line in cell.split("\n")) for cell in row]
         table.add_row(*map(Text, cells), style=styles[number] if styles else None)

@@ -16,6 +16,7 @@ CHECKPOINT = 4
 STORAGE = 5
 ALIVE = 6
 PREEMPTED = 75
+INTERRUPTED = 130
 
 AGAIN = "run the same command again"
 RESTORE = "restore it from a copy, or move the run directory away"
@@ -128,18 +129,15 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return names[near[0]] if near else ""
 
 
-def unknown(
-    problem: str, word: str, known: Iterable[str], form: str = "{}", got: str = "", otherwise: str = ""
-) -> ConfigError:
+def unknown(problem: str, word: str, known: Iterable[str], form: str = "{}", otherwise: str = "") -> ConfigError:
     """The error for a name that does not exist, with the nearest one that does.
 
     Args:
         form: How the name is typed: `norm={}`.
-        got: What was typed, if it wasn't the word itself.
         otherwise: What to try if no name is near. Default: the names, or what they begin with if there are many.
     """
     known = sorted(known)
-    typed = repr(word) if form == "{}" else form.replace("{}", got or word, 1)
+    typed = repr(word) if form == "{}" else form.replace("{}", word, 1)
     near = word if word in known else did_you_mean(word, known)
     if near:
         return ConfigError(problem, typed, form.replace("{}", near, 1))  # a value may contain braces

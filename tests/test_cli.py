@@ -49,10 +49,11 @@ def test_list_names_every_option_and_is_json_on_request(capsys):
         ("Muon", ["optim=muon", "optim=normuon"]),
         ("sink_rate", ["attn/sink_rate"]),
         ("rms_zero", ["norm=rms_zero"]),
+        ("dyt derf", ["norm=dyt", "norm=derf"]),
     ],
 )
 def test_list_finds_options_keys_and_numbers_by_a_word_of_theirs_or_of_other_tools(word, lines, capsys):
-    assert main(["list", word]) == 0
+    assert main(["list", *word.split()]) == 0
     shown = capsys.readouterr().out
     assert not [line for line in lines if line not in shown] and "placement=deepnorm" not in shown
 

@@ -21,6 +21,8 @@ from nexus_ablate.config.options import conf_yaml
 from nexus_ablate.config.overrides import NO_KEY, check_overrides
 from nexus_ablate.errors import STORAGE
 from nexus_ablate.masking import mask
+from nexus_ablate.study.arm_overrides import key_of
+from nexus_ablate.study.study import TYPED
 
 
 def answer(capsys, *words):
@@ -163,6 +165,9 @@ def test_a_command_line_that_cannot_be_run_is_three_lines_and_makes_nothing(comm
         ("doctor --fix", "doctor has no flag of this name"),
         ("doctor a b", "doctor takes one directory"),
         ("--html x.html compare runs", "try: nexus-ablate compare --html x.html runs"),
+        ("--launcher slurm study norms", "try: nexus-ablate study --launcher slurm norms"),
+        ("--workers 2 study norms", "the verb stands before its flags"),
+        ("-v show last", "show has no flag of this name"),
         ("train.steps=٣漢", "try: KEY=VALUE"),  # in quotes it would be no number either
         ("init=checkpoint init.run=runs/a/b=c,d=e/s0-1234", "try: \"init.run='runs/a/b=c,d=e/s0-1234'\""),
         ("init=checkpoint \"init.run='runs/a/b=c,d=e/s0-1234'\"", "there is none here"),
@@ -183,7 +188,17 @@ def test_a_command_line_that_cannot_be_run_is_three_lines_and_makes_nothing(comm
         ("data=files", "try: data.files=[my.txt]"),
         ("data=files data.files=[nosuch.txt]", "names a file that does not exist"),
         ("--nonsense", "try: nexus-ablate train --help"),
-        ("norm=rms --launcher joblib", "try: nexus-ablate -m seed=0,1,2 --launcher"),
+        ("norm=rms --launcher local --workers 2", "try: nexus-ablate -m norm=rms seed=0,1,2"),
+        ("norm=rms,layer --launcher joblib", "try: nexus-ablate -m norm=rms,layer"),
+        ("-m norm=rms,layer --verbose", "try: leave --verbose out"),
+        ("status --watch --json", "try: leave --json out"),
+        ("study norms --new a.yaml --add-seeds 3", "try: leave --add-seeds out"),
+        ("study norms --new a.yaml --launcher slurm", "try: leave --launcher out"),
+        ("study norms --new a.yaml --retry failed --workers 3", "try: leave --retry out"),
+        ("study --new mine", "try: --new mine.yaml"),
+        ("study norms --new norms.yaml", "try: --new my_study.yaml"),
+        ("study --new 'my study.yaml'", "try: --new my_study.yaml"),
+        ("bench norm train.compile=graphs", "try: train.compile=on"),
         ("plan mine vary.norm=rms,layr", "try: vary.norm=rms,layer"),
         ("-m norm=rms,rmss", "try: norm=rms"),
         ("-m norm=derf,rms norm.shift=x", "try: norm.shift=0"),
@@ -199,8 +214,10 @@ def test_a_command_line_that_cannot_be_run_is_three_lines_and_makes_nothing(comm
         ("-m norm=rms,layer hydra.verbose=true", "of Hydra's keys, a multirun takes hydra/launcher"),
         ("-m norm=rms,layer hydra/sweeper=basic", "sweepers that search are not supported"),
         ("norm=rms hydra.run.dir=elsewhere", "try: runs_dir=elsewhere"),
-        ("norm=rms hydra/launcher=joblib", "one run uses none of Hydra's keys"),
-        ("explain hydra/launcher=joblib", "one run uses none of Hydra's keys"),
+        ("norm=rms hydra/launcher=joblib", "only -m and study use Hydra's keys"),
+        ("explain hydra/launcher=joblib", "only -m and study use Hydra's keys"),
+        ("plan norms hydra.launcher.n_jobs=3", "only -m and study use Hydra's keys"),
+        ("bench norm=layer hydra/launcher=joblib", "only -m and study use Hydra's keys"),
         ("-m norm=rms,layer hydra/launcher=slrum", "try: --launcher slurm"),
         ("-m optim.lr=interval(0,1)", "a sweep is a list of 1 to 10000 values, not an interval"),
         ("-m norm=glob(nothing*)", "a multirun has no run"),
@@ -303,11 +320,20 @@ ANSWERS = [
     ("import gpt2", "there is no file or directory of this name", "hf download gpt2 --local-dir gpt2"),
     ("-m seed=range(0,3),5", "a sweep is a list", "nexus-ablate -m seed=0,1,2"),
     ("-m norm=rms,layer norm=dyt,none", "norm is swept, and given twice", "norm=rms,layer,dyt,none"),
+    ("seed=0,1 seed=2 bias=on", "seed is swept, and given twice", "nexus-ablate -m bias=on seed=0,1,2"),
+    ("attention.layers=[]", "attention=dot has no key layers", "nexus-ablate list mixer"),
+    ("placement.iterations=3", "placement=pre has no key iterations", "placement=mhc placement.iterations=3"),
+    ("evals=all", "evals takes list", "nexus-ablate list evaluation"),
     ("-m norm=glob(*) norm=dyt", "norm is swept, and given twice", "norm=glob(*)"),
     ("-m hydra/launcher=bsic seed=0,1", "", "--launcher basic"),
     ("-m seed=0-4", "seed takes int", "nexus-ablate -m seed=0,1,2,3,4"),
     ("study norms --dry-run", "study has no flag of this name", "nexus-ablate plan first_look"),
-    ("study norms --seeds 5", "study has no such flag", "seeds=0-7"),
+    ("study norms --seeds 5", "study has no such flag", "seeds=0-4"),
+    ("study norms --name mine --match=params", "study has no such flag", "name=mine match=params"),
+    ("study norms --worth", "study has no such flag", "worth=on"),
+    ("study norms --lr-grid auto", "study has no such flag", "lr_grid=auto"),
+    ("plan norms --seeds 0-4", "plan has no such flag", "seeds=0-4"),
+    ("plan norms --design grid", "plan has no such flag", "design=grid"),
     ("compare norms --latex", "compare has no flag of this name", "--md -"),
     ("sample last again", "sample takes one run", "nexus-ablate sample last"),
     ("--lr=1e-3 --seed=3", DASHES, "optim.lr=1e-3 seed=3"),
@@ -332,8 +358,8 @@ def check_accepted(fix):
     words = shlex.split(fix, comments=True)
     if words[0] == "torchrun":
         compose(words[words.index("nexus_ablate") + 1 :])
-    elif words[0].startswith("seeds="):
-        assert main(["plan", "first_look", *words]) == 0
+    elif key_of(words[0]) in TYPED:
+        assert main(["plan", "mine", "vary.norm=layer", "model=femto", *words]) == 0
     elif words[0].startswith("--"):  # a flag to add
         VERBS["compare" if words[0] == "--md" else "study"].parse(["norms", *words])
     elif words[:2] == ["nexus-ablate", "--plugin"]:
@@ -436,6 +462,12 @@ def test_compare_without_a_directory_names_the_command_that_lists_them(capsys, t
     Writer(tmp_path / "runs", "mine").arm(losses=[2.0, 2.1])
     assert answer(capsys, "compare")[2] == "nexus-ablate status"
     assert main(["status"]) == 0
+
+
+def test_status_before_anything_was_trained_says_so(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["status"]) == 0
+    assert capsys.readouterr().out == "no runs here\n"
 
 
 def test_compare_before_anything_was_trained_names_the_study(capsys, tmp_path, monkeypatch):

@@ -111,6 +111,15 @@ def test_plan_states_the_regime_and_warns_where_weight_decay_cannot_matter(text,
     assert "weight decay: active" in shown and "barely active" not in shown
 
 
+def test_plan_judges_the_budget_of_each_setting_and_says_once_what_is_refused_in_all(text, capsys, monkeypatch):
+    monkeypatch.setattr(cost, "measured_speed", lambda config, threads: None)
+    settings = ["settings.short=train.tokens=3200", "settings.long=train.tokens=320000"]
+    shown = planned(capsys, *text, "vary.norm=layer,t5", "norm_bias=on", *settings)
+    long = shown.index("long: train.tokens=320000")
+    assert shown.index("regime", long) < shown.index("FAIL the run would read its text 88.9 times", long)
+    assert "FAIL" not in shown[:long] and shown.count("refused norm=t5") == 1
+
+
 def compared(capsys, tmp_path, *arms, **summary):
     writer = Writer(tmp_path)
     for overrides in ((), *arms):

@@ -354,12 +354,20 @@ def test_setup_lines_stand_before_the_run_in_the_script_of_a_job(word, fake_slur
     assert ("#SBATCH --exclusive" in script) == (not word)
 
 
+@pytest.mark.parametrize("setup", ["module load cuda", "5", "null"])
+def test_one_setup_line_needs_no_brackets(setup, fake_slurm, tiny_run):
+    words = [*tiny_run(), "norm=rms,layer", "--launcher", "slurm", f"hydra.launcher.setup={setup}"]
+    assert main(["-m", *words]) == 0
+    assert (setup in fake_slurm.scripts.read_text().splitlines()) == (setup != "null")
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
         ("--nodes 2", "a job trains one run in one process"),
         ("hydra.launcher.tasks_per_node=4", "a job trains one run in one process"),
         ("hydra.launcher.max_num_timeout=3", "nexus-ablate sets this for every job"),
+        ("hydra.launcher.setup=[module", "setup is a list of lines"),
         ("--qos", "--qos needs a value"),
         ("--sbatch comment=hf_canaryCANARYcanaryCANARYcanary0123", "contains a secret"),
     ],

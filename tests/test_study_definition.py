@@ -92,7 +92,15 @@ MISTAKES = (
     ("mine vary.norm=layer rerun=on", "try: leave rerun out"),
     ("mine vary.norm=layr", "try: vary.norm=layer"),
     ("mine vary.norm=layer vary.nrom=rms", "try: "),
-    ("mine norm=layer,none", "try: nexus-ablate study mine vary.norm=layer,none"),
+    ("mine norm=layer,none", "try: nexus-ablate plan mine vary.norm=layer,none"),
+    (
+        "mine norm=layer,rms bias=on,off model=femto",
+        "nexus-ablate plan mine vary.norm=layer,rms vary.bias=on,off model=",
+    ),
+    ("mine vary.bias=on,off norm=layer,rms", "try: nexus-ablate plan mine vary.bias=on,off vary.norm=layer,rms"),
+    ("mine vary=norm vary.norm=layer", "try: leave vary=... out"),
+    ("mine vary.norm=", "got: vary={norm: []}"),
+    ("mine vary.norm=", "try: 'vary={norm: [layer, rms]}'"),
     ("mine vary.norm=rms", "no arm other than its baseline"),
     ("mine vary.norm=layer settings.one=bias=on", "settings are two or more"),
     ("mine vary.norm=layer train.stpes=3", "try: train.steps"),
@@ -110,6 +118,26 @@ def test_a_mistake_is_three_lines_with_a_fix(words, said, capsys, tmp_path, monk
 
 
 @pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        ("one match=params", "one name=one-2 match=params"),
+        ("one seeds=0-4 model=nano", "one name=one-2 seeds=0-4 model=nano"),
+        ("one norm=layer,rms", "one-2 vary.norm=layer,rms"),
+    ],
+)
+def test_a_change_of_a_launched_study_is_answered_with_the_same_change_under_another_name(
+    words, fix, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("runs/one").mkdir(parents=True)
+    save(resolved("name=one", "vary.bias=on", "model=femto")[0], Path("runs/one"))
+    for verb in ("plan", "study"):
+        assert main([verb, *words.split()]) == errors.CONFIG
+        assert capsys.readouterr().err.splitlines()[2] == f"  try: nexus-ablate {verb} {fix}"
+    assert main(["plan", *fix.split()]) == 0
+
+
+@pytest.mark.parametrize(
     ("line", "got", "fix"),
     [
         ("baseline: {model: femto}", "{model: femto}", "[model=femto]"),
@@ -119,6 +147,9 @@ def test_a_mistake_is_three_lines_with_a_fix(words, said, capsys, tmp_path, monk
         ("strata: {a: data=stdlib}", "strata: {a: data=stdlib}", "settings: {shallow: model.n_layers=2, deep:"),
         ("seeds: 5", "seeds: 5", "seeds: 0-4"),
         ("norm: layer", "norm: layer", "baseline: [norm=layer]"),
+        ("foo: 3", "foo: 3", "one of name, question"),
+        ("desing: grid", "desing: grid", "design: grid"),
+        ("baseline: [hydra/launcher=joblib]", "hydra/launcher=joblib", "nexus-ablate -m "),
     ],
 )
 def test_a_mistake_in_a_study_s_file_is_answered_with_what_was_meant(line, got, fix, tmp_path, capsys):
@@ -153,7 +184,7 @@ def test_a_file_named_like_a_shipped_study_is_refused_as_its_name_would_mean_tha
     (tmp_path / "ffn.yaml").write_text("question: q?\nbaseline: [model=femto]\narms: {relu: ffn=relu}\nseeds: 0-4\n")
     assert main(["plan", "ffn.yaml"]) == errors.CONFIG
     fix = shlex.split(capsys.readouterr().err.splitlines()[2].removeprefix("  try: "))
-    assert fix == ["nexus-ablate", "study", "ffn.yaml", "name=my_ffn"]
+    assert fix == ["nexus-ablate", "plan", "ffn.yaml", "name=my_ffn"]
     assert main(["plan", *fix[2:]]) == 0
     assert main(["plan", str(conf_dir() / "studies/ffn.yaml")]) == 0, "control: the shipped file itself"
 
@@ -185,6 +216,8 @@ def test_the_file_that_new_writes_explains_each_key_and_is_the_study(tmp_path, m
     assert main(["study", "--new", "first.yaml"]) == main(["plan", "first.yaml"]) == 0
     assert main(["study", *words, "--new", "mine.yaml"]) == errors.CONFIG
     assert len(capsys.readouterr().err.splitlines()) == 3
+    assert main(["study", *words, "--new", "-"]) == 0
+    assert capsys.readouterr().out.splitlines() == lines
 
 
 # ------------------------------------------------------------------------------------------------------------- arms

@@ -36,9 +36,7 @@ class Spread:
 
 
 def spread(values: list[float]) -> Spread:
-    """Median and quartiles; for a single value, all three are that value."""
-    if len(values) < 2:
-        return Spread(values[0], values[0], values[0])
+    """Median and quartiles of two or more values."""
     low, median, high = statistics.quantiles(values, n=4, method="inclusive")
     return Spread(median, low, high)
 

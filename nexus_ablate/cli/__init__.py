@@ -90,7 +90,7 @@ def _status(arguments: list[str]) -> int:
         print(error, file=sys.stderr)
         return error.status
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return errors.INTERRUPTED
     except BrokenPipeError:  # `nexus-ablate list | head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return errors.OK
@@ -101,7 +101,7 @@ def _status(arguments: list[str]) -> int:
         return errors.STORAGE
     except BaseException as error:  # a plugin may end Python itself
         if _interrupted:  # some libraries turn a KeyboardInterrupt into another error
-            return INTERRUPTED
+            return errors.INTERRUPTED
         from nexus_ablate.training.memory import out_of_memory
 
         if out_of_memory(error):
@@ -114,7 +114,6 @@ def _status(arguments: list[str]) -> int:
         return errors.BUG
 
 
-INTERRUPTED = 128 + signal.SIGINT
 _interrupted = False
 
 

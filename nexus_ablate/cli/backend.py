@@ -93,7 +93,7 @@ def _local(flags: Flags, device: str, settings: list[str]) -> LocalPool:
 
 def _slurm(words: list[str], flags: Flags, device: str, settings: list[str]) -> Slurm:
     from nexus_ablate.launch.slurm import Slurm, refuse_secrets
-    from nexus_ablate.plain_data import load_yaml
+    from nexus_ablate.plain_data import UNREADABLE, load_yaml
     from nexus_ablate.study.arm_overrides import key_of
     from nexus_ablate.study.definition import runs_dir_of
 
@@ -112,7 +112,12 @@ def _slurm(words: list[str], flags: Flags, device: str, settings: list[str]) -> 
             flag = SUBMITIT_KEYS[key]
             resources[flag.key] = flag.value(value)
         elif key == "setup":
-            options += [("setup", str(line)) for line in load_yaml(value) or []]
+            try:
+                lines = load_yaml(value)
+            except UNREADABLE:
+                raise ConfigError("setup is a list of lines", setting, "--sbatch 'setup=module load cuda'") from None
+            lines = lines if isinstance(lines, list) else [lines]
+            options += [("setup", str(line)) for line in lines if line is not None]
         elif value != "null":
             option = key.removeprefix("additional_parameters.")
             options.append((SBATCH_NAMES.get(option, option.replace("_", "-")), value))

@@ -61,6 +61,8 @@ def _measure(axis: str, requested: list[str], overrides: list[str]) -> Bench:
         ConfigError: A requested option doesn't exist, or contradicts the overrides.
     """
     config = compose(overrides)
+    if config.train.compile == "graphs":
+        raise ConfigError("bench measures no CUDA graphs", "train.compile=graphs", "train.compile=on")
     baseline = requested[0] if requested else getattr(config, axis).name
     names = list(option_files(axis))
     configs = {}

@@ -52,17 +52,17 @@ def _studies(name: str) -> list[Study]:
     Raises:
         ConfigError: It is none of these.
     """
+    from nexus_ablate.runs.lookup import place_of
     from nexus_ablate.study.definition import folders_of, read_study, settings_of, shipped_studies
     from nexus_ablate.study.record import load
     from nexus_ablate.study.study import Study
 
-    for place in (Path(name), Path("runs", name)):
-        studies = []
-        for folder in filter(Path.is_dir, folders_of(place)):
-            called = folder.resolve().name
-            studies.append(load(folder) or Study(name=called, question=f"the runs of {called}"))
-        if studies:
-            return studies
+    studies = []
+    for folder in filter(Path.is_dir, folders_of(place_of(name))):
+        called = folder.resolve().name
+        studies.append(load(folder) or Study(name=called, question=f"the runs of {called}"))
+    if studies:
+        return studies
     if name not in shipped_studies():
         raise unknown("there is no study of this name, and no directory", name, shipped_studies())
     return settings_of(read_study([name])[0])

@@ -11,7 +11,6 @@ from nexus_ablate.cli.flags import JSON, Flags
 from nexus_ablate.cli.verb import Verb
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.grammar import show
-from nexus_ablate.config.override_syntax import refuse_hydra_keys
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.console import compact
 from nexus_ablate.errors import OK
@@ -58,7 +57,6 @@ def facts_of(overrides: list[str]) -> Facts:
         ConfigError: The configuration cannot be run.
     """
     config = compose(overrides)
-    refuse_hydra_keys(overrides)
 
     from nexus_ablate.launch.cost import vocabulary
     from nexus_ablate.measure.architecture import architecture

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nexus_ablate.errors import ConfigError, unknown
+from nexus_ablate.report.output_files import PICTURES, check_target
 
 Flags = dict[str, Any]
 """The values of the flags that were typed, by `Flag.key`; True for a flag without a value."""
@@ -114,15 +115,13 @@ def _better(text: str) -> str:
     return text
 
 
-def target(flag: str, picture: bool = False) -> Callable[[str], Path]:
-    """A reader of writable files: a picture, or any file; `-` is standard output."""
+def target(flag: str, endings: tuple[str, ...] = ()) -> Callable[[str], Path]:
+    """A reader of writable files with one of the endings, if any are given; `-` is standard output, but no picture."""
 
     def read(text: str) -> Path:
-        from nexus_ablate.report.output_files import PICTURES, check_target
-
-        path = Path(text or "-")
-        if path != Path("-") or picture:
-            check_target(flag, path, PICTURES if picture else ())
+        path = Path(text)
+        if text != "-" or endings == PICTURES:
+            check_target(flag, path, endings)
         return path
 
     return read
@@ -168,6 +167,18 @@ def _project(text: str) -> str:
     return text
 
 
+def refuse_beside(flag: Flag, others: Iterable[Flag], flags: Flags) -> None:
+    """Check that none of the flags is given that would have no effect beside another one.
+
+    Raises:
+        ConfigError: One is.
+    """
+    for other in others:
+        if flag.key in flags and other.key in flags:
+            problem = f"{other.name} has no effect beside {flag.name}"
+            raise ConfigError(problem, f"{flag.name} {other.name}", f"leave {other.name} out")
+
+
 def put(path: Path, text: str) -> None:
     """Write a text to the file that a flag names, or to standard output."""
     from nexus_ablate.runs import atomic_write_text
@@ -206,7 +217,13 @@ BACKEND = (LAUNCHER, WORKERS, TIME, *SLURM)
 
 ADD_SEEDS = Flag("--add-seeds", "N", "more seeds for every arm of a launched study", _seeds, "3")
 RETRY = Flag("--retry", "failed", "run failed runs again (diverged runs have a result)", _retry, "failed")
-NEW = Flag("--new", "FILE", "write the study to a YAML file instead of running it", target("--new"))
+NEW = Flag(
+    "--new",
+    "FILE",
+    "write the study to a YAML file instead of running it (- prints it)",
+    target("--new", (".yaml", ".yml")),
+    "my_study.yaml",
+)
 
 FORCE = Flag("--force", "", "replace the files that flags name")
 JSON = Flag("--json", "", "for programs")
@@ -221,7 +238,7 @@ JSON_FILE = OUTPUTS[4]
 BASELINE = Flag("--baseline", "ARM", "the arm that others are compared with")
 ALLOW = Flag("--allow", "NAME,...", "conditions of fairness to waive", comma_separated)
 WANDB = Flag("--wandb", "PROJECT", "W&B project, or ENTITY/PROJECT", _project, "nexus-ablate")
-PICTURE = Flag("--out", "FILE", "where to save the picture (.png, .pdf or .svg)", target("--out", picture=True))
+PICTURE = Flag("--out", "FILE", "where to save the picture (.png, .pdf or .svg)", target("--out", PICTURES))
 
 ARM = Flag("--arm", "COLUMN,...", "the columns that name an arm (arm)", comma_separated)
 ENDPOINT = Flag("--endpoint", "NAME", "the measure to judge by (val_loss)")

@@ -53,7 +53,8 @@ def run(words: list[str], flags: Flags) -> int:
         switch = meant.partition("=")[0]
         if switch in options["switches"]:
             found["switches"] = {switch: options["switches"][switch]}
-        chosen = found | chosen
+        for group, of_group in found.items():
+            chosen[group] = of_group | chosen.get(group, {})
         notes += [f"{word} is typed {meant}"] * bool(meant)
     if "json" in flags:
         print(json.dumps(chosen, indent=1))

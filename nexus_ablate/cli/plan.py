@@ -40,7 +40,7 @@ def run(words: list[str], flags: Flags) -> int:
     from nexus_ablate.launch.local import places_for
     from nexus_ablate.study.definition import read_study, settings_of
 
-    study, launch_overrides = read_study(words)
+    study, launch_overrides = read_study(words, "plan")
     console = open_console()
 
     def say(text: str) -> None:
@@ -57,14 +57,12 @@ def run(words: list[str], flags: Flags) -> int:
             say(f"{planned.study.setting}: {changes or 'the baseline as it is'}")
         per_run = _show_arms(planned, places)
         seconds += [per_run[job.arm] for job in missing(planned.jobs)]
-    say("")
-    for line in _notes(settings[0]):
+        say("")
+        for line in _notes(planned):
+            say(line)
+    refused = [f"refused  {title}: {reason}" for planned in settings for title, reason in planned.study.refused.items()]
+    for line in dict.fromkeys(refused):  # once, where it is refused in every setting
         say(line)
-    for title, arm in settings[0].study.equal.items():
-        say(f"equal    {title} is {arm}")
-    for planned in settings:
-        for title, reason in planned.study.refused.items():
-            say(f"refused  {title}: {reason}")
     say(_seeds(settings[0]))
     runs = sum(len(planned.jobs) for planned in settings)
     known = [value for value in seconds if value is not None]
@@ -126,7 +124,7 @@ def _notes(planned: Planned) -> list[str]:
     study, base = planned.study, planned.configs[BASELINE]
     cost, text = cost_of(base), text_tokens(base)
     regime = regime_of(base, cost.params_non_embedding, cost.steps, text)
-    lines = [f"baseline {' '.join(study.baseline)}", f"regime   {regime}"]
+    lines = [f"baseline {' '.join(study.overrides_of(BASELINE))}", f"regime   {regime}"]
     lines += [f"WARN     {why}" for why in regime.warnings()]
     try:
         check_passes(base, text or cost.tokens)
@@ -139,6 +137,7 @@ def _notes(planned: Planned) -> list[str]:
     for arm, overrides in study.arms.items():
         if texts := lost(study.baseline, overrides):
             lines.append(f"note     {arm} drops {', '.join(texts)} of the baseline; write it in the arm to keep it")
+    lines += [f"equal    {title} is {arm}" for title, arm in study.equal.items()]
     return lines
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
-from nexus_ablate.cli.flags import JSON, WATCH, Flags
+from nexus_ablate.cli.flags import JSON, WATCH, Flags, refuse_beside
 from nexus_ablate.cli.verb import Verb
-from nexus_ablate.errors import OK, ConfigError, printable
+from nexus_ablate.errors import OK, printable
 
 VERB = Verb(
     "status",
@@ -35,9 +36,8 @@ def run(words: list[str], flags: Flags) -> int:
     from nexus_ablate.runs.lookup import DEFAULT, place_of
     from nexus_ablate.runs.ownership import LIVE
 
-    if not words and not DEFAULT.is_dir():
-        raise ConfigError("there are no runs here", f"no folder {DEFAULT}", "nexus-ablate train model=femto")
-    dirs = [place_of(word) for word in words] or [DEFAULT]
+    refuse_beside(WATCH, [JSON], flags)
+    dirs = [place_of(word) for word in words] if words else [*filter(Path.is_dir, [DEFAULT])]
     console = open_console()
     if "watch" not in flags:
         lines, missing = read_lines(dirs)
@@ -51,7 +51,7 @@ def run(words: list[str], flags: Flags) -> int:
             console.print(table(lines, console.width, ids=not words))
         for trouble in troubles(lines):
             console.print(printable(trouble, 1000), markup=False, soft_wrap=True)
-        disk = "" if words else f", {size_text(sum(line.bytes() for line in lines))}"
+        disk = "" if words or not lines else f", {size_text(sum(line.bytes() for line in lines))}"
         console.print(summary(lines, missing) + disk)
         return OK
 

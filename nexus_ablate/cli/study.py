@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 from nexus_ablate.cli.backend import backend_of
-from nexus_ablate.cli.flags import ADD_SEEDS, BACKEND, FORCE, NEW, RETRY, Flags
+from nexus_ablate.cli.flags import ADD_SEEDS, BACKEND, FORCE, NEW, RETRY, Flags, put, refuse_beside
 from nexus_ablate.cli.verb import Verb
-from nexus_ablate.errors import OK
+from nexus_ablate.errors import OK, ConfigError
 from nexus_ablate.masking import mask
 from nexus_ablate.study.arm_overrides import in_yaml
-from nexus_ablate.study.study import KEYS, TYPED, Study, encode
+from nexus_ablate.study.study import KEYS, STUDY_NAME, TYPED, Study, encode
 
 VERB = Verb(
     "study",
@@ -36,15 +37,21 @@ VERB = Verb(
 
 def run(words: list[str], flags: Flags) -> int:
     """Run the study."""
-    from nexus_ablate.study.definition import read_study
+    from nexus_ablate.study.definition import read_study, shipped_studies
     from nexus_ablate.training.distributed import require_one_process
 
     require_one_process("a study")
+    refuse_beside(NEW, (ADD_SEEDS, RETRY, *BACKEND), flags)
     if "new" in flags:
+        path = flags["new"]
+        if path.stem in shipped_studies() or not (path == Path("-") or STUDY_NAME.fullmatch(path.stem)):
+            fix = shlex.join(["--new", str(path.with_name("my_study.yaml"))])
+            raise ConfigError("the file's name is the name of a new study", str(path), fix)
         study, _ = read_study(words or ["first_look"])
-        flags["new"].write_text(study_file(study), encoding="utf-8")
-        path = shlex.quote(str(flags["new"]))
-        print(f"saved to {path}; nexus-ablate plan {path} shows its arms, nexus-ablate study {path} runs it")
+        put(path, study_file(study))
+        if path != Path("-"):
+            name = shlex.quote(str(path))
+            print(f"saved to {name}; nexus-ablate plan {name} shows its arms, nexus-ablate study {name} runs it")
         return OK
     words, backend = backend_of(words, flags)
 

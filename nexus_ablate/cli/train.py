@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
+
 from nexus_ablate.cli.backend import backend_of
-from nexus_ablate.cli.flags import BACKEND, MULTIRUN, VERBOSE, Flags
+from nexus_ablate.cli.flags import BACKEND, MULTIRUN, VERBOSE, Flags, refuse_beside
 from nexus_ablate.cli.verb import OVERRIDES, Verb
 from nexus_ablate.errors import ConfigError
 
@@ -24,13 +26,14 @@ VERB = Verb(
     "`nexus-ablate list` names every key and option. The same command again shows the result of a finished run and "
     "resumes an interrupted one.\n\n"
     "Exit status: 0 done, 1 a bug, 2 configuration, 3 diverged, 4 checkpoint unusable, 5 storage, 6 alive elsewhere, "
-    "75 preempted.",
+    "75 preempted, 130 Ctrl-C.",
     kind="runs",
 )
 
 
 def run(overrides: list[str], flags: Flags) -> int:
     """Train the run, or the runs, that the overrides describe."""
+    refuse_beside(MULTIRUN, [VERBOSE], flags)
     if "multirun" in flags:
         from nexus_ablate.launch.multirun import multirun
         from nexus_ablate.training.distributed import require_one_process
@@ -38,14 +41,14 @@ def run(overrides: list[str], flags: Flags) -> int:
         require_one_process("a multirun")
         return multirun(*backend_of(overrides, flags))
     if one_run := [flag.name for flag in BACKEND if flag.key in flags]:
-        raise ConfigError(f"{one_run[0]} is for many runs", one_run[0], f"nexus-ablate -m seed=0,1,2 {one_run[0]} ...")
+        seeds = [] if any("," in text for text in overrides) else ["seed=0,1,2"]
+        fix = shlex.join(["nexus-ablate", "-m", *overrides, *seeds])
+        raise ConfigError(f"{one_run[0]} is for many runs", one_run[0], fix)
 
     from nexus_ablate.config.compose import compose
-    from nexus_ablate.config.override_syntax import refuse_hydra_keys
     from nexus_ablate.training.device import share_cores_politely
 
     config = compose(overrides)
-    refuse_hydra_keys(overrides)
     share_cores_politely()
     from nexus_ablate.training import display
     from nexus_ablate.training.session import train

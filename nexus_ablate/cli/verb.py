@@ -26,7 +26,7 @@ class Verb:
     """One verb: `nexus-ablate NAME ...`.
 
     Attributes:
-        name: The name as typed; its module has the same name, with underscores.
+        name: The name as typed, which is also its module's.
         summary: One line of `nexus-ablate --help`.
         takes: Its positional arguments in the help: `DIR...`, `[KEY=VALUE ...]`.
         examples: Command lines without `nexus-ablate`, each with an explanation ('' if it is obvious).
@@ -97,6 +97,13 @@ class Verb:
             namespace, words = self._parser().parse_known_args(arguments)
         except argparse.ArgumentError as error:
             raise self._misused(error) from None
+        verb = next((word for word in words if word in verb_names()), "") if self.name == "train" else ""
+        if verb:
+            rest = [*arguments]
+            rest.remove(verb)
+            verb_module(verb).VERB.parse(rest)  # raises where that verb lacks a flag too
+            fix = shlex.join(["nexus-ablate", verb, *rest])
+            raise ConfigError("the verb stands before its flags", f"{arguments[0]} before {verb}", fix)
         if any(map(_is_flag, words)):
             raise self._unknown_flags(words)
         values: Flags = vars(namespace)
@@ -137,10 +144,6 @@ class Verb:
 
     def _unknown_flags(self, words: list[str]) -> ConfigError:
         """The error for flags that this verb does not have; overrides that are typed as flags are answered together."""
-        if self.name == "train" and (verb := next((word for word in words if word in verb_names()), "")):
-            words.remove(verb)
-            fix = shlex.join(["nexus-ablate", verb, *words])
-            return ConfigError("the verb stands before its flags", f"{words[0]} before {verb}", fix)
         errors = []
         for word, after in zip(words, [*words[1:], ""], strict=True):
             if _is_flag(word):
@@ -161,11 +164,13 @@ class Verb:
         typed = f"{word} {after}".rstrip()
         help_command = f"nexus-ablate {self.name} --help"
         key, keys, flags = name.lstrip("-"), default_keys(), ["help"]
+        problem = f"{self.name} has no such flag; an option is typed {OVERRIDES}, without dashes"
+        if self.takes.startswith("STUDY") and (fix := _study_key(key.replace("-", "_"), value)):
+            return ConfigError(problem, typed, fix)
         for flag in self.flags:
             flags += [each.lstrip("-") for each in (flag.name, *flag.keys)]
         is_flag = did_you_mean(key, flags)
         if value and OVERRIDES in self.takes and (key in keys or meaning(typed) or not is_flag):
-            problem = f"{self.name} has no such flag; an option is typed {OVERRIDES}, without dashes"
             is_sweep = self.name == "train" and "," in value and not value.startswith("[")
             form = f"nexus-ablate -m {{}}={value}" if is_sweep else f"{{}}={value}"
             return unknown_word(problem, typed, key, keys, form, help_command, self.name)
@@ -195,6 +200,21 @@ class Verb:
         raise unknown_word(problem, typed, word, verbs, form, otherwise=help_command)
 
 
+def _study_key(key: str, value: str) -> str:
+    """A key of a study with a value that it takes: the given one if it does; '' if a study has no such key."""
+    from nexus_ablate.study.definition import read_study
+    from nexus_ablate.study.study import KEYS, TYPED
+
+    if key not in TYPED:
+        return ""
+    word = f"{key}={value or KEYS[key][1]}"
+    try:
+        read_study(["mine", *([] if key == "arms" else ["vary.norm=layer"]), word])
+    except ConfigError as error:
+        return error.fix
+    return shlex.quote(word)
+
+
 def _of_key(flag: Flag, name: str, text: str) -> Any:
     """The value of a flag that is given by one of its further names."""
     return flag.value(f"{name.removeprefix('--')}={text}")
@@ -207,12 +227,12 @@ def _is_flag(word: str) -> bool:
 def verb_names() -> list[str]:
     """The names of all verbs, each of which is a module of this folder. Imports none of them."""
     names = sorted(path.stem for path in Path(__file__).parent.glob("*.py"))
-    return [name.replace("_", "-") for name in names if name not in NO_VERBS]
+    return [name for name in names if name not in NO_VERBS]
 
 
 def verb_module(name: str) -> ModuleType:
     """The module of a verb, with its `VERB` and `run(words, flags)`, which returns the exit status."""
-    return importlib.import_module(f"nexus_ablate.cli.{name.replace('-', '_')}")
+    return importlib.import_module(f"nexus_ablate.cli.{name}")
 
 
 def all_verbs() -> list[Verb]:

@@ -20,7 +20,8 @@ from nexus_ablate.errors import ConfigError
 MOST_RUNS = 10_000
 """Most values of a sweep, and most runs of a multirun: more are a typing error."""
 _PLAIN = re.compile(r"[A-Za-z_/.][A-Za-z0-9_/.-]*")
-_WITH_LAUNCHER = "nexus-ablate -m norm=rms,layer hydra/launcher=joblib"
+WITH_LAUNCHER = "nexus-ablate -m norm=rms,layer hydra/launcher=joblib"
+"""A command that has a use for Hydra's keys."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +94,7 @@ def read_override(text: str) -> Override:
     given = Override(text, name, typed, _values(override), override.is_sweep_override(), is_added, override)
     if given.is_hydra and not text.startswith("hydra/launcher=") and not name.startswith("hydra.launcher."):
         problem = "of Hydra's keys, a multirun takes hydra/launcher and hydra.launcher.KEY"
-        fix = meaning(text) or _WITH_LAUNCHER
+        fix = meaning(text) or WITH_LAUNCHER
         raise ConfigError(f"{problem}; sweepers that search are not supported", text, fix)
     if name == "hydra.launcher.n_jobs" and 0 in given.values:  # joblib's traceback would be the answer
         raise ConfigError("a launcher runs at least one job at a time", text, f"{name}=2")
@@ -156,13 +157,3 @@ def replacements(overrides: Iterable[Override]) -> Iterator[tuple[Override, Over
         if override.name in last:
             yield last[override.name], override
         last[override.name] = override
-
-
-def refuse_hydra_keys(overrides: list[str]) -> None:
-    """Raises:
-    ConfigError: A key of Hydra's, which only a multirun has a use for: it would be ignored silently.
-    """
-    for text in overrides:
-        if text.lstrip("+~").startswith(("hydra.", "hydra/")):
-            problem = "one run uses none of Hydra's keys; a multirun (-m) takes those of a launcher"
-            raise ConfigError(problem, text, _WITH_LAUNCHER)

@@ -11,12 +11,12 @@ from nexus_ablate.config.foreign_words import meaning, unknown_word
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.groups import GROUPS, choices_of, keys_under, option_names
 from nexus_ablate.config.options import Key, option_files
-from nexus_ablate.config.override_syntax import MOST_RUNS, Override, read_override, replacements
+from nexus_ablate.config.override_syntax import MOST_RUNS, WITH_LAUNCHER, Override, read_override, replacements
 from nexus_ablate.config.run_config import OPTION_GROUPS
 from nexus_ablate.errors import ConfigError
 
 NO_KEY = "there is no key of this name"
-_BUDGETS = ("train.steps", "train.tokens", "train.flops")
+BUDGETS = ("train.steps", "train.tokens", "train.flops")
 _DECIMAL_COMMA = re.compile(r"\d+,\d+(e[+-]?\d+)?")
 _UNITS = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9}
 
@@ -34,11 +34,19 @@ def check_overrides(overrides: list[str], sweeps: bool, beside: Collection[str] 
     Raises:
         ConfigError: An override cannot be read, names what does not exist, or contradicts another one.
     """
-    given = [override for override in map(read_override, overrides) if not override.is_hydra]
+    given = []
+    for override in map(read_override, overrides):
+        if not override.is_hydra:
+            given.append(override)
+        elif not sweeps:
+            raise ConfigError("only -m and study use Hydra's keys, those of a launcher", override.text, WITH_LAUNCHER)
     for former, later in replacements(given):
         if former.is_sweep:  # it would be lost
             both = f"{former.text},{later.typed}"
             fix = former.text if "(" in both else both
+            if not sweeps:
+                rest = [text for text in overrides if text not in (former.text, later.text)]
+                fix = shlex.join(["nexus-ablate", "-m", *rest, fix])
             raise ConfigError(f"{later.name} is swept, and given twice", f"{former.text} {later.text}", fix)
     chosen = _chosen_options(given)
     keys = keys_under(chosen)
@@ -54,7 +62,7 @@ def check_overrides(overrides: list[str], sweeps: bool, beside: Collection[str] 
             raise _not_one_value(override, key, overrides)
     if (runs := math.prod(len(override.values) for override in given)) > MOST_RUNS:
         raise ConfigError(f"a multirun has at most {MOST_RUNS} runs", f"{runs} runs", "nexus-ablate -m seed=0,1,2")
-    budgets = [override.text for override in given if override.name in _BUDGETS]
+    budgets = [override.text for override in given if override.name in BUDGETS]
     if len({text.partition("=")[0] for text in budgets}) > 1:
         raise ConfigError("a run has one budget", " and ".join(budgets), budgets[0])
     return given
@@ -100,8 +108,8 @@ def _unknown_key(override: Override, chosen: dict[str, list[str]], known: list[s
     owners = [owner for owner in option_files(group).values() if key in owner.keys]
     if owners:
         suggested = _suggested_value(owners[0].keys[key], name, typed)
-        fix = f"{group}={owners[0].name} {name}={suggested}"
-        return ConfigError(problem, override.text, meaning(override.text) or fix)
+        fix, meant = f"{group}={owners[0].name} {name}={suggested}", meaning(override.text)
+        return ConfigError(problem, override.text, meant if meant.startswith(f"{group}=") else fix)
     keys = [other for other in known if other.startswith(f"{group}.")]
     return unknown_word(problem, override.text, name, keys, form, otherwise=f"nexus-ablate list {group}")
 

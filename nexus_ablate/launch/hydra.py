@@ -65,7 +65,7 @@ class HydraLauncher:
         plugin = f"hydra_plugins.hydra_{self.name.partition('_')[0]}_launcher"
         if self.name in PACKAGES:
             require_module(plugin, f"hydra/launcher={self.name}", f"pip install '{PACKAGES[self.name]}'")
-        check_overrides([f"hydra/launcher={self.name}", *self.settings], sweeps=False)
+        check_overrides([f"hydra/launcher={self.name}", *self.settings], sweeps=True)
         with self._created(lambda composed: None):
             pass
 

@@ -11,11 +11,11 @@ import yaml
 
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.groups import default_keys
+from nexus_ablate.config.overrides import BUDGETS
 from nexus_ablate.config.run_config import OPTION_GROUPS, TrainConfig
 from nexus_ablate.errors import ConfigError
 
 YAML = (".yaml", ".yml")
-BUDGETS = ("train.steps", "train.tokens", "train.flops")
 _LAUNCH = ("runs_dir", *(f"train.{f.name}" for f in fields(TrainConfig) if not f.metadata["science"]))
 """Keys that say how runs are carried out: they belong to a launch and never to a study."""
 OF_ONE_RUN = {"seed": "seeds=0,1,2", "experiment": "name=mine", "rerun": "leave rerun out"}

@@ -15,7 +15,7 @@ from typing import Any
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.options import conf_dir
-from nexus_ablate.config.override_syntax import quoted
+from nexus_ablate.config.override_syntax import quoted, read_override
 from nexus_ablate.config.overrides import check_overrides
 from nexus_ablate.errors import ConfigError, did_you_mean
 from nexus_ablate.plain_data import UNREADABLE, load_yaml
@@ -26,25 +26,28 @@ from nexus_ablate.study.record import load
 from nexus_ablate.study.study import TYPED, Study, encode, from_values
 
 
-def read_study(words: list[str]) -> tuple[Study, list[str]]:
+def read_study(words: list[str], verb: str = "study") -> tuple[Study, list[str]]:
     """The study of `nexus-ablate study NAME KEY=VALUE ...`, and the overrides for how its runs are carried out.
 
     Args:
         words: NAME, then the overrides. NAME is the path of a YAML file, a shipped study, a study launched before (its
             name or its folder), or a new name together with `vary.KEY=` or `arms.NAME=`.
+        verb: The verb that they were typed after, for the errors.
 
     Raises:
         ConfigError: The study does not exist, or its definition is invalid.
     """
     if not words or is_override(words[0]):
         name = "mine" if any(word.startswith(("vary.", "arms")) for word in words) else "norms"
-        fix = shlex.join(["nexus-ablate", "plan", name, *words])
+        fix = shlex.join(["nexus-ablate", verb, name, *words])
         raise ConfigError("the name of the study comes first", shlex.join(words), fix)
     source, typed, overrides, launch = words[0], {}, [], []
     for word in words[1:]:
         key, _, value = word.partition("=")
         part, _, name = key.partition(".")
         if name and part in ("vary", "arms", "settings"):
+            if not isinstance(typed.get(part, {}), dict):
+                raise ConfigError(f"{part} is typed as a whole or in parts", word, f"leave {part}=... out")
             typed.setdefault(part, {})[name] = _listed(key, value) if part == "vary" else value
         elif key in TYPED:
             typed[key] = _typed(key, value)
@@ -61,7 +64,8 @@ def read_study(words: list[str]) -> tuple[Study, list[str]]:
         if folder.parent != DEFAULT.resolve():
             launch.append(f"runs_dir={quoted(folder.parent)}")
     as_launched = is_folder or (typed.keys() == {"name", "seeds"} and not overrides)
-    values = _values_of(source, typed, overrides, runs_dir_of(launch), as_launched)
+    command = ["nexus-ablate", verb, *words]
+    values = _values_of(source, typed, overrides, runs_dir_of(launch), as_launched, command)
     study = from_values(values | typed, typed)
     study = replace(study, baseline=merged(study.baseline, overrides))
     check_overrides(study.baseline, sweeps=False, beside=TYPED)
@@ -102,12 +106,13 @@ def shipped_studies() -> dict[str, Path]:
 
 
 def _values_of(
-    source: str, typed: dict[str, Any], overrides: list[str], runs_dir: Path, as_launched: bool
+    source: str, typed: dict[str, Any], overrides: list[str], runs_dir: Path, as_launched: bool, command: list[str]
 ) -> dict[str, Any]:
     """What is written of a study before the command line has its say.
 
     Args:
         as_launched: A shipped study means the one that was launched under its name, if there is one.
+        command: All that was typed, for the errors.
 
     Raises:
         ConfigError: There is no such study.
@@ -117,25 +122,30 @@ def _values_of(
         file = Path(os.path.expanduser(source))
         name = typed.get("name", file.stem)
         if name in shipped and file.resolve() != shipped[name].resolve():
-            fix = shlex.join(["nexus-ablate", "study", source, f"name=my_{name}"])
+            fix = shlex.join([*command, f"name=my_{name}"])
             raise ConfigError(f"{name} is a shipped study, so `study {name}` would not be this one", source, fix)
         return read_file(file)
     launched = load(folders_of(runs_dir / source)[0])
     if source in shipped and not (as_launched and launched):
         return read_file(shipped[source])
+    program, verb, first, *words = command
+    another_name = f"{source.partition('@')[0]}-2"
+    swept = [text for text in overrides if "," in text and read_override(text).is_sweep]
+    if swept and "arms" not in typed:
+        name = first if launched is None else another_name
+        varied = [f"vary.{word}" if word in swept else word for word in words]
+        fix = shlex.join([program, verb, name, *varied])
+        raise ConfigError("a key with several values in a study is written vary.KEY", swept[0], fix)
     if typed.get("vary") or typed.get("arms"):
         return {"name": source}
     if launched is not None:
-        changes = [*(f"{key}=..." for key in typed if key not in ("name", "seeds")), *overrides]
+        changes = [word for word in words if key_of(word) != "seeds" and not says_how(key_of(word))]
         if changes and "name" not in typed:
-            fix = shlex.join(["nexus-ablate", "study", source, f"name={source}-2", *overrides])
+            fix = shlex.join([program, verb, first, f"name={another_name}", *words])
             raise ConfigError("a launched study is fixed; a new name can change it", " ".join(changes), fix)
         if "name" in typed:
             launched = replace(launched, source="", configs={}, added_seeds=[])
         return encode(replace(launched, setting=source.partition("@")[2]))
-    if swept := [text for text in overrides if "," in text and "[" not in text]:
-        fix = shlex.join(["nexus-ablate", "study", source, f"vary.{swept[0]}"])
-        raise ConfigError("a key with several values in a study is written vary.KEY", swept[0], fix)
     raise unknown_study(source, runs_dir)
 
 

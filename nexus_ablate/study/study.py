@@ -27,7 +27,7 @@ from nexus_ablate.config.foreign_words import meaning
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.groups import default_keys
 from nexus_ablate.config.run_config import OPTION_GROUPS
-from nexus_ablate.errors import ConfigError, unknown
+from nexus_ablate.errors import ConfigError, did_you_mean
 from nexus_ablate.runs.naming import BASELINE, NAME, NAME_BYTES
 from nexus_ablate.study.arm_overrides import OF_ONE_RUN, in_yaml, merged, overrides_of
 from nexus_ablate.study.endpoint import Endpoint
@@ -137,11 +137,13 @@ def from_values(values: Mapping[str, Any], typed: Collection[str] = ()) -> Study
         try:
             read[key] = convert(value)
         except (ValueError, TypeError, KeyError, AttributeError):
-            form = "{}={}" if key in typed else "{}: {}"
-            got = form.format(key, value if key in typed else in_yaml(value))
+            is_typed = key in typed
+            form = "{}={}" if is_typed else "{}: {}"
+            got = form.format(key, value if is_typed and isinstance(value, str) else in_yaml(value))
             if key == "seeds" and re.fullmatch("[1-9][0-9]{0,2}", str(value)):  # three seeds, rather than the seed 3
                 example = f"0-{int(value) - 1}"
-            raise ConfigError(f"{key} takes {takes}", got, form.format(key, example)) from None
+            fix = form.format(key, example)
+            raise ConfigError(f"{key} takes {takes}", got, shlex.quote(fix) if is_typed else fix) from None
     study = Study(**read)
     _check(study)
     return study
@@ -155,7 +157,8 @@ def unknown_key(key: str, value: Any) -> ConfigError:
         return ConfigError(problem, got, f"baseline: [{key}={show(value)}]")
     if meant := meaning(key, "study"):
         return ConfigError(problem, got, f"{meant}: {KEYS[meant][1]}")
-    return unknown(problem, key, TYPED, got=got, otherwise=f"one of {', '.join(TYPED)}")
+    near = did_you_mean(key, TYPED)
+    return ConfigError(problem, got, f"{near}: {in_yaml(value)}" if near else f"one of {', '.join(TYPED)}")
 
 
 def _check(study: Study) -> None:
