@@ -24,6 +24,7 @@ from nexus_ablate.cli import main
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.options import Option, check_option, option_files
 from nexus_ablate.data import cache, corpus, fingerprint_of, hub, load_tokenizer, prepare
+from nexus_ablate.data.tables import column_texts
 from nexus_ablate.data.tokenizer import _PROBES, BpeTokenizer, ByteTokenizer, CharTokenizer, parse_tokenizer
 from nexus_ablate.errors import ConfigError, StorageError
 
@@ -162,6 +163,23 @@ def test_a_table_is_read_by_its_text_column_and_never_as_raw_text(tmp_path: Path
     path = write_table(tmp_path / f"mine{suffix}", DOCUMENTS * 30)
     data = prepare(option("files", files=[str(path)]), tmp_path / "cache")
     assert text_of(data, data.train).startswith("\n".join(DOCUMENTS))
+
+
+def test_missing_cells_of_a_column_are_left_out_whatever_stands_for_them(tmp_path: Path):
+    import pandas as pd
+
+    path, texts = tmp_path / "mine.parquet", ["one", None, "two"]
+    for cells in (pd.array(texts, dtype="string"), pd.Series(texts, dtype=object)):
+        pd.DataFrame({"text": cells}).to_parquet(path)
+        assert column_texts(path, "text") == ["one", "two"]
+
+
+def test_a_column_of_lists_is_refused_as_no_text(tmp_path: Path):
+    import pandas as pd
+
+    path = tmp_path / "chat.parquet"
+    pd.DataFrame({"messages": [[{"role": "user"}, {"role": "assistant"}]]}).to_parquet(path)
+    assert "data.column holds no text" in refusal(files(path, column="messages"))
 
 
 REFUSED = [

@@ -37,7 +37,8 @@ def column_texts(path: Path, column: str) -> list[str]:
         raise ConfigError(f"{path.name} has no rows", str(path), "name a file with documents")
     if column not in columns:
         raise no_column(column, columns, str(path))
-    return list(_texts(table[column].tolist(), path, column))
+    cells = table[column]
+    return list(_texts(cells[cells.notna()].tolist(), path, column))
 
 
 def no_column(column: str, columns: list[str], place: str) -> ConfigError:
@@ -83,9 +84,8 @@ def _objects(text: str) -> list[dict[str, object]]:
 
 def _texts(values: list[object], path: Path, column: str) -> Iterator[str]:
     for value in values:
-        if isinstance(value, str):
-            if value:
-                yield value
-        elif value is not None and value == value:  # a missing value is None or NaN, which differs from itself
+        if not isinstance(value, str):
             got = f"data.column={column}: {type(value).__name__} in {path}"
             raise ConfigError("data.column holds no text", got, "choose a column of strings")
+        if value:
+            yield value
