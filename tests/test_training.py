@@ -236,6 +236,14 @@ def test_training_loss_is_the_mean_since_the_row_before(tiny_run, tmp_path):
     )
 
 
+def test_the_training_loss_of_the_summary_is_over_the_last_tenth_however_often_a_row_is_written(tiny_run, tmp_path):
+    overrides = tiny_run("train.steps=25", "train.eval_every=25")
+    losses = [row["train/loss"] for row in logged(run(overrides).path) if "train/loss" in row]
+    rarely = run([*overrides, "train.log_every=25", f"runs_dir={tmp_path / 'other'}"]).summary
+    assert rarely["train_loss"] == pytest.approx(sum(losses[-3:]) / 3)
+    assert rarely["generalization_gap"] == rarely["val_loss"] - rarely["train_loss"]
+
+
 def test_init_is_recorded_parameter_by_parameter(tiny_run):
     outcome = run(tiny_run())
     recorded = json.loads((outcome.path / "init.json").read_text())

@@ -150,7 +150,7 @@ SECTIONS: dict[str, tuple[Measure, ...]] = {
     "summary": (
         Measure("val_loss", NATS, "the last `val/loss`", SUMMARY, "lower"),
         Measure("val_bpb", BITS, "the last `val/bpb`", SUMMARY, "lower"),
-        Measure("train_loss", NATS, "mean of the `train/loss` logged in the last tenth of the steps; the gradient norms of the summary likewise", SUMMARY, "lower"),
+        Measure("train_loss", NATS, "mean cross-entropy of training over the last tenth of the steps; the gradient norms of the summary: the mean of those logged there", SUMMARY, "lower"),
         Measure("generalization_gap", NATS, "`val_loss` minus `train_loss`", SUMMARY, "lower"),
         Measure("best_val_loss", NATS, "the lowest `val/loss`", SUMMARY, "lower"),
         Measure("unigram_bpb", BITS, "of the training text's token frequencies on the validation text", SUMMARY),
