@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from faults.bench import at_step, logged, only, result, run, weights
@@ -24,6 +25,7 @@ from nexus_ablate.training import session
 from nexus_ablate.training.session import train
 from nexus_ablate.training.signals import StopRequest
 from nexus_ablate.training.step import Step
+from nexus_ablate.training.trainer import Trainer
 
 CONTRACT = """val_loss val_bpb best_val_loss params params_non_embedding flops_per_token tokens seconds
 tokens_per_second peak_memory_bytes arm_hash batch_hash init_hash eval_hash""".split()
@@ -267,6 +269,12 @@ def test_the_training_loss_of_the_summary_is_over_the_last_tenth_however_often_a
     rarely = run([*overrides, "train.log_every=25", f"runs_dir={tmp_path / 'other'}"]).summary
     assert rarely["train_loss"] == pytest.approx(sum(losses[-3:]) / 3)
     assert rarely["generalization_gap"] == rarely["val_loss"] - rarely["train_loss"]
+
+
+def test_a_validation_loss_of_exactly_0_stays_the_best(tiny_run, monkeypatch):
+    losses = iter((1.0, 0.0, 0.5))
+    monkeypatch.setattr(Trainer, "_window_losses", lambda self, tokens: np.full(len(tokens), next(losses)))
+    assert run(tiny_run()).summary["best_val_loss"] == 0
 
 
 def test_init_is_recorded_parameter_by_parameter(tiny_run):

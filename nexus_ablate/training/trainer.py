@@ -255,8 +255,9 @@ class Trainer:
                 self._write_evaluation(losses_N, targets_N)
         progress = self.progress
         progress.last_val = figures
-        if math.isfinite(figures["val/loss"]):
-            progress.best_val_loss = min(figures["val/loss"], progress.best_val_loss or math.inf)
+        best, loss = progress.best_val_loss, figures["val/loss"]
+        if math.isfinite(loss) and (best is None or loss < best):
+            progress.best_val_loss = loss
         return figures
 
     def _window_losses(self, tokens: np.ndarray) -> np.ndarray:
