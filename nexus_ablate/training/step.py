@@ -308,7 +308,7 @@ class Step:
             self.scaler.load_state_dict(state)
 
     def distribute(self, number: int) -> int:
-        """Give every process the first one's weights and optimizer state; from now on average the gradients.
+        """Give every process the first one's weights, buffers and optimizer state; from now on average the gradients.
 
         Args:
             number: Steps taken; only the first process's value counts.
@@ -319,10 +319,13 @@ class Step:
         if self.world.size == 1:
             return number
         numbers = torch.tensor([number, *self.loss_scale], dtype=torch.float64)
-        shared = self.world.share(save({"numbers": numbers} | self.optimizer.tensors()))
+        parameters = dict(self.model.named_parameters())
+        buffers = {name: tensor for name, tensor in self.model.state_dict().items() if name not in parameters}
+        shared = self.world.share(save({"numbers": numbers} | buffers | self.optimizer.tensors()))
         state = load(shared)
         number, *loss_scale = state.pop("numbers").tolist()
         self.set_loss_scale(*loss_scale)
+        self.model.load_state_dict({name: state.pop(name) for name in buffers}, strict=False)
         if not self.world.leads:
             self.optimizer.load(state)
         with warnings.catch_warnings():
