@@ -13,6 +13,7 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -868,6 +869,26 @@ def test_an_interrupted_build_leaves_nothing_that_could_be_used(
     assert list(root.iterdir()) == []
     monkeypatch.setattr(corpus.FilesCorpus, "val_texts", real)
     assert prepare(files(text_file), root, context=8)
+
+
+def test_what_a_killed_build_left_is_removed_by_a_later_one_of_the_same_tokens_after_a_day(
+    text_file: Path, tmp_path: Path
+):
+    root, two_days = tmp_path / "cache", time.time() - 2 * 86400
+    prepare(files(text_file), root, context=8)
+    (made,) = root.iterdir()
+    for name, written in (
+        (f".{made.name}-old", two_days),
+        (f".{made.name}-new", time.time()),
+        (".other-old", two_days),
+    ):
+        (root / name).mkdir()
+        (root / name / "train.npy").touch()
+        os.utime(root / name / "train.npy", (written, written))
+        os.utime(root / name, (two_days, two_days))
+    truncate(made / "train.npy")
+    prepare(files(text_file), root, context=8)
+    assert {path.name for path in root.iterdir()} == {made.name, f".{made.name}-new", ".other-old"}
 
 
 def test_an_unwritable_cache_is_a_storage_error_that_names_it(text_file: Path, tmp_path: Path):
