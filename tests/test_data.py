@@ -175,6 +175,14 @@ def test_missing_cells_of_a_column_are_left_out_whatever_stands_for_them(tmp_pat
         assert column_texts(path, "text") == ["one", "two"]
 
 
+@pytest.mark.parametrize("suffix", JSON)
+def test_half_of_a_surrogate_pair_in_json_is_read_as_the_replacement_character(tmp_path: Path, suffix: str):
+    row = r'{"text": "cut \ud83d, whole \ud83d\ude42, \\ud83d \ude42"}'
+    path = tmp_path / f"mine{suffix}"
+    path.write_text(f"[{row}]" if suffix == ".json" else f"{row}\n")
+    assert column_texts(path, "text") == ["cut \ufffd, whole 🙂, \\ud83d \ufffd"]
+
+
 def test_a_column_of_lists_is_refused_as_no_text(tmp_path: Path):
     import pandas as pd
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from nexus_ablate.errors import ConfigError, did_you_mean
 if TYPE_CHECKING:
     import pandas as pd
 
+_HALF = re.compile("[\ud800-\udfff]")
 SUFFIXES = (".parquet", ".json", ".jsonl", ".ndjson", ".csv", ".tsv")
 
 
@@ -74,12 +76,17 @@ def _objects(text: str) -> list[dict[str, object]]:
     pandas would read a text that looks like a date or a number as one.
     """
     if text.lstrip().startswith("["):
-        rows = json.loads(text)
+        rows = json.loads(text, object_hook=_valid_unicode)
     else:
-        rows = [json.loads(line) for line in text.split("\n") if line.strip()]
+        rows = [json.loads(line, object_hook=_valid_unicode) for line in text.split("\n") if line.strip()]
     if not all(isinstance(row, dict) for row in rows):
         raise ValueError('a row is no object such as {"text": "..."}')
     return rows
+
+
+def _valid_unicode(row: dict[str, object]) -> dict[str, object]:
+    """The row with U+FFFD for half of a pair of surrogates, which JSON can write and UTF-8 can't."""
+    return {key: _HALF.sub("\ufffd", value) if isinstance(value, str) else value for key, value in row.items()}
 
 
 def _texts(values: list[object], path: Path, column: str) -> Iterator[str]:
