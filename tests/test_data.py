@@ -26,7 +26,14 @@ from nexus_ablate.config.compose import compose
 from nexus_ablate.config.options import Option, check_option, option_files
 from nexus_ablate.data import cache, corpus, fingerprint_of, hub, load_tokenizer, prepare
 from nexus_ablate.data.tables import column_texts
-from nexus_ablate.data.tokenizer import _PROBES, BpeTokenizer, ByteTokenizer, CharTokenizer, parse_tokenizer
+from nexus_ablate.data.tokenizer import (
+    _PROBES,
+    BpeTokenizer,
+    ByteTokenizer,
+    CharTokenizer,
+    FileTokenizer,
+    parse_tokenizer,
+)
 from nexus_ablate.errors import ConfigError, StorageError
 
 TEXT = "".join(f"Line {i}: naïve 漢字 🙂, the quick brown fox.\n" for i in range(60))
@@ -649,6 +656,37 @@ def test_bpe_separates_documents_and_reads_the_separators_name_as_text(tmp_path:
     data = prepare(chosen, tmp_path / "cache", context=8)
     end = int(data.tokenizer.separator[0])
     assert (np.asarray(data.train) == end).sum() == 1 and (np.asarray(data.val["val"]) == end).sum() == 0
+
+
+def test_bpe_encodes_a_long_text_in_pieces_with_the_ids_of_the_whole(monkeypatch: pytest.MonkeyPatch):
+    tokenizer = BpeTokenizer.train(iter([TEXT, ODD]), 400)
+    marks = [
+        " ",
+        "  ",
+        "   ",
+        "\n",
+        " \n",
+        "\n\n",
+        "\r\n",
+        "\t",
+        "\u00a0",
+        "\u2028",
+        "\x1c",
+        "'s",
+        "'ll",
+        "a",
+        "É",
+        "e\u0301",
+    ]
+    marks += ["the", "1", "12", "²", "٣", ",", "...", "_", "漢", "🙂", "🏽", "\u200b", "<|endoftext|>"]
+    drawn = np.random.default_rng(0).choice(marks, 20_000)
+    text, whole = "".join(drawn) + TEXT + ODD, FileTokenizer.encode
+    expected, pieces = whole(tokenizer, text), []
+    monkeypatch.setattr(FileTokenizer, "encode", lambda self, text: pieces.append(text) or whole(self, text))
+    monkeypatch.setattr("nexus_ablate.data.tokenizer._PIECE_CHARACTERS", 10)
+    np.testing.assert_array_equal(tokenizer.encode(text), expected)
+    assert len(pieces) > 500 and "".join(pieces) == text
+    assert tokenizer.encode("").tolist() == []
 
 
 def test_a_tokenizer_file_is_used_and_known_by_its_content(text_file: Path, tmp_path: Path):
