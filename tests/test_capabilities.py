@@ -158,13 +158,18 @@ def test_a_model_of_one_task_is_not_asked_about_another(data_of):
         evaluation("minimal_pairs")(subject(data_of("copy"), "lookup"))
 
 
-def test_an_ngram_model_knows_text_and_its_probabilities_sum_to_1(data_of):
+def test_an_ngram_model_knows_text_and_its_probabilities_sum_to_1_and_are_held_for_some_tokens_at_a_time(
+    data_of, monkeypatch
+):
+    monkeypatch.setattr("nexus_ablate.measure.evaluation.ngram._ROWS", 16)
     data = data_of("text")
     windows = data.val["val"][:66][None].astype(np.int64)
     chosen = np.arange(65)[None] > 0
-    log_p = NGram(data.train, data.vocab_size).log_probabilities(windows[:, :-1], chosen)
+    parts = [*NGram(data.train, data.vocab_size).log_probabilities(windows, chosen)]
+    assert [log_p.shape for log_p, _ in parts] == [(16, data.vocab_size)] * 4
+    log_p, right = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     np.testing.assert_allclose(np.exp(log_p).sum(1), 1)
-    assert (log_p.argmax(1) == windows[0, 2:]).mean() > 0.8
+    assert right.tolist() == windows[0, 2:].tolist() and (log_p.argmax(1) == right).mean() > 0.8
 
 
 def test_minimal_pairs_prefer_the_more_probable_sentence(data_of, tmp_path):

@@ -17,6 +17,7 @@ from torch.nn import functional
 from nexus_ablate.axes.modules import Linear, projections
 from nexus_ablate.measure import probe as probes
 from nexus_ablate.measure.counts import peak_flops
+from nexus_ablate.measure.evaluation.quantization import linear_maps
 from nexus_ablate.measure.probe import evaluation_mode, probe
 from nexus_ablate.model import GPT
 from nexus_ablate.training import memory
@@ -132,6 +133,20 @@ def test_on_a_gpu_queries_keys_and_values_are_one_product_with_the_values_of_thr
         for result, linear in zip(stacked, linears, strict=True):
             torch.testing.assert_close(result, functional.linear(x_BTD, linear.weight, linear.bias))
         assert len(products) == 1
+
+
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
+def test_on_a_gpu_the_hooks_of_every_linear_layer_fire(guard, monkeypatch, tiny, register):
+    """Quantization rounds inputs in such hooks, and a failed run names the layer that failed by them."""
+    fired = set()
+    with fake_cuda(monkeypatch):
+        with torch.device("cuda"):
+            model = GPT(tiny("train.device=cuda"), 256).eval()
+        layers = linear_maps(model.blocks)
+        for layer in layers:
+            getattr(layer, register)(lambda module, *_: fired.add(module))
+        model(torch.zeros(2, 8, dtype=torch.long, device="cuda"))
+    assert fired == set(layers)
 
 
 # ------------------------------------------------------------------------------------------------ the plain optimizer

@@ -13,6 +13,7 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,15 @@ from nexus_ablate.cli import main
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.options import Option, check_option, option_files
 from nexus_ablate.data import cache, corpus, fingerprint_of, hub, load_tokenizer, prepare
-from nexus_ablate.data.tokenizer import _PROBES, BpeTokenizer, ByteTokenizer, CharTokenizer, parse_tokenizer
+from nexus_ablate.data.tables import column_texts
+from nexus_ablate.data.tokenizer import (
+    _PROBES,
+    BpeTokenizer,
+    ByteTokenizer,
+    CharTokenizer,
+    FileTokenizer,
+    parse_tokenizer,
+)
 from nexus_ablate.errors import ConfigError, StorageError
 
 TEXT = "".join(f"Line {i}: naïve 漢字 🙂, the quick brown fox.\n" for i in range(60))
@@ -162,6 +171,31 @@ def test_a_table_is_read_by_its_text_column_and_never_as_raw_text(tmp_path: Path
     path = write_table(tmp_path / f"mine{suffix}", DOCUMENTS * 30)
     data = prepare(option("files", files=[str(path)]), tmp_path / "cache")
     assert text_of(data, data.train).startswith("\n".join(DOCUMENTS))
+
+
+def test_missing_cells_of_a_column_are_left_out_whatever_stands_for_them(tmp_path: Path):
+    import pandas as pd
+
+    path, texts = tmp_path / "mine.parquet", ["one", None, "two"]
+    for cells in (pd.array(texts, dtype="string"), pd.Series(texts, dtype=object)):
+        pd.DataFrame({"text": cells}).to_parquet(path)
+        assert column_texts(path, "text") == ["one", "two"]
+
+
+@pytest.mark.parametrize("suffix", JSON)
+def test_half_of_a_surrogate_pair_in_json_is_read_as_the_replacement_character(tmp_path: Path, suffix: str):
+    row = r'{"text": "cut \ud83d, whole \ud83d\ude42, \\ud83d \ude42"}'
+    path = tmp_path / f"mine{suffix}"
+    path.write_text(f"[{row}]" if suffix == ".json" else f"{row}\n")
+    assert column_texts(path, "text") == ["cut \ufffd, whole 🙂, \\ud83d \ufffd"]
+
+
+def test_a_column_of_lists_is_refused_as_no_text(tmp_path: Path):
+    import pandas as pd
+
+    path = tmp_path / "chat.parquet"
+    pd.DataFrame({"messages": [[{"role": "user"}, {"role": "assistant"}]]}).to_parquet(path)
+    assert "data.column holds no text" in refusal(files(path, column="messages"))
 
 
 REFUSED = [
@@ -624,6 +658,37 @@ def test_bpe_separates_documents_and_reads_the_separators_name_as_text(tmp_path:
     assert (np.asarray(data.train) == end).sum() == 1 and (np.asarray(data.val["val"]) == end).sum() == 0
 
 
+def test_bpe_encodes_a_long_text_in_pieces_with_the_ids_of_the_whole(monkeypatch: pytest.MonkeyPatch):
+    tokenizer = BpeTokenizer.train(iter([TEXT, ODD]), 400)
+    marks = [
+        " ",
+        "  ",
+        "   ",
+        "\n",
+        " \n",
+        "\n\n",
+        "\r\n",
+        "\t",
+        "\u00a0",
+        "\u2028",
+        "\x1c",
+        "'s",
+        "'ll",
+        "a",
+        "É",
+        "e\u0301",
+    ]
+    marks += ["the", "1", "12", "²", "٣", ",", "...", "_", "漢", "🙂", "🏽", "\u200b", "<|endoftext|>"]
+    drawn = np.random.default_rng(0).choice(marks, 20_000)
+    text, whole = "".join(drawn) + TEXT + ODD, FileTokenizer.encode
+    expected, pieces = whole(tokenizer, text), []
+    monkeypatch.setattr(FileTokenizer, "encode", lambda self, text: pieces.append(text) or whole(self, text))
+    monkeypatch.setattr("nexus_ablate.data.tokenizer._PIECE_CHARACTERS", 10)
+    np.testing.assert_array_equal(tokenizer.encode(text), expected)
+    assert len(pieces) > 500 and "".join(pieces) == text
+    assert tokenizer.encode("").tolist() == []
+
+
 def test_a_tokenizer_file_is_used_and_known_by_its_content(text_file: Path, tmp_path: Path):
     tokenizers()["bpe"].save(tmp_path)
     chosen = files(text_file, tokenizer=str(tmp_path / "tokenizer.json"))
@@ -850,6 +915,26 @@ def test_an_interrupted_build_leaves_nothing_that_could_be_used(
     assert list(root.iterdir()) == []
     monkeypatch.setattr(corpus.FilesCorpus, "val_texts", real)
     assert prepare(files(text_file), root, context=8)
+
+
+def test_what_a_killed_build_left_is_removed_by_a_later_one_of_the_same_tokens_after_a_day(
+    text_file: Path, tmp_path: Path
+):
+    root, two_days = tmp_path / "cache", time.time() - 2 * 86400
+    prepare(files(text_file), root, context=8)
+    (made,) = root.iterdir()
+    for name, written in (
+        (f".{made.name}-old", two_days),
+        (f".{made.name}-new", time.time()),
+        (".other-old", two_days),
+    ):
+        (root / name).mkdir()
+        (root / name / "train.npy").touch()
+        os.utime(root / name / "train.npy", (written, written))
+        os.utime(root / name, (two_days, two_days))
+    truncate(made / "train.npy")
+    prepare(files(text_file), root, context=8)
+    assert {path.name for path in root.iterdir()} == {made.name, f".{made.name}-new", ".other-old"}
 
 
 def test_an_unwritable_cache_is_a_storage_error_that_names_it(text_file: Path, tmp_path: Path):

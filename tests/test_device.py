@@ -66,6 +66,27 @@ def test_a_slurm_job_has_the_cores_that_it_was_given(monkeypatch):
     assert allowed == IdleCores.cores(), "never more than there are"
 
 
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"cpu.max": "150000 100000\n"}, 2),
+        ({"cpu.max": "50000 100000\n"}, 1),
+        ({"cpu.max": "max 100000\n"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 8),
+        ({}, 8),
+    ],
+)
+def test_a_container_has_the_cores_of_its_cpu_quota(monkeypatch, tmp_path, files, cores):
+    monkeypatch.delenv("SLURM_CPUS_ON_NODE", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(8))
+    monkeypatch.setattr("nexus_ablate.training.device._CGROUP", tmp_path)
+    (tmp_path / "cpu").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert IdleCores.cores() == cores
+
+
 def test_asking_for_more_threads_than_are_free_is_obeyed_with_a_warning():
     threads, warning = choose_threads(4, Machine(10, 20, 5))
     assert threads == 4

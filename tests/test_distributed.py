@@ -210,6 +210,13 @@ def test_what_cannot_be_spread_is_refused_before_a_directory_is_made(tiny_run, t
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_refusal_by_the_first_process_is_printed_once_and_ends_the_others_with_its_status(tiny_run, tmp_path):
+    statuses, said = together(2, tiny_run("train.steps=auto"), tmp_path)
+    assert statuses == {0: 2, 1: 2}, said
+    assert said.count("error: the run would read its text") == 1 and said.count("error: ") == 1
+    assert "Traceback" not in said
+
+
 @pytest.mark.slow
 def test_a_finished_run_asked_for_again_is_reported_by_the_first_process_alone(tiny_run, tmp_path):
     alone(tiny_run(*SHORT))

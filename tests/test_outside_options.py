@@ -22,7 +22,7 @@ from nexus_ablate.model import build_model
 from nexus_ablate.optimizers import OPTIM, build_optimizer
 from nexus_ablate.runs import find_runs, read_jsonl
 from nexus_ablate.training.checkpoint import load_newest
-from nexus_ablate.training.distributed import Place
+from nexus_ablate.training.distributed import Place, World
 from nexus_ablate.training.refusals import check_world
 from nexus_ablate.training.session import train
 from nexus_ablate.training.step import Step
@@ -404,6 +404,20 @@ def test_validation_and_other_forward_passes_leave_the_state_as_it_is(plugins, t
 
 def test_several_processes_may_share_a_state_that_sums_change(plugins, tiny):
     check_world(tiny("ffn=balanced", "train.batch_size=4"), Place(0, 2))
+
+
+def test_every_process_of_a_resumed_run_starts_with_the_state_of_the_first(plugins, tiny, monkeypatch):
+    monkeypatch.setattr("nexus_ablate.training.step.DistributedDataParallel", lambda module, **_: module)
+    config = tiny("ffn=balanced", "train.device=cpu", "init=xavier", "train.batch_size=4")
+    messages = []
+    for rank in range(2):
+        world = World(Place(rank, 2), torch.device("cpu"))
+        monkeypatch.setattr(world, "share", lambda data: messages.append(data) or messages[0])
+        step = Step(config, build_model(config, 11), 3, lambda number: None, world)
+        if world.leads:  # which has read its checkpoint
+            step.model.blocks[1].ffn.bias_E.fill_(0.002)
+        step.distribute(2)
+        assert step.model.blocks[1].ffn.bias_E.tolist() == pytest.approx([0.002] * 4)
 
 
 def test_the_recurrence_and_the_norm_are_what_they_say(plugins, tiny):

@@ -74,6 +74,13 @@ def test_a_text_that_is_too_short_for_the_default_budget_is_refused_before_anyth
     assert main([*SMALL, *text, "tracker=files", "train.steps=460", "train.eval_tokens=64", "probe=off"]) == 0
 
 
+def test_a_budget_in_tokens_is_refused_as_such_over_the_steps_of_a_preset(text, capsys):
+    budget = ("preset=nanogpt_shakespeare", "train.tokens=360000")
+    assert main([*budget, *SMALL, *text, "tracker=files"]) == 2
+    shown = capsys.readouterr().err
+    assert "the run would read its text 100 times" in shown and "got: train.tokens=360000 is" in shown
+
+
 def test_what_is_not_known_is_not_stated(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("NEXUS_ABLATE_CACHE", str(tmp_path))
     regime, _ = explained(capsys, "data=files", "data.files=[nowhere.txt]", "weight_decay=0", "train.steps=10")

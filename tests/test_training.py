@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from faults.bench import at_step, logged, only, result, run, weights
@@ -14,12 +15,17 @@ from nexus_ablate import errors
 from nexus_ablate.cli import main
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.options import option_files
+from nexus_ablate.data import Batches, prepare
 from nexus_ablate.errors import Diverged
+from nexus_ablate.kernels.loss import losses
+from nexus_ablate.model import build_model
 from nexus_ablate.runs import find_runs, read_jsonl, read_run
 from nexus_ablate.track import mirror
 from nexus_ablate.training import session
 from nexus_ablate.training.session import train
 from nexus_ablate.training.signals import StopRequest
+from nexus_ablate.training.step import Step
+from nexus_ablate.training.trainer import Trainer
 
 CONTRACT = """val_loss val_bpb best_val_loss params params_non_embedding flops_per_token tokens seconds
 tokens_per_second peak_memory_bytes arm_hash batch_hash init_hash eval_hash""".split()
@@ -131,6 +137,27 @@ def test_answers_that_are_unequally_many_in_the_parts_of_a_step_are_averaged_ove
     assert parts.summary["train_loss"] == pytest.approx(whole.summary["train_loss"], abs=1e-5)
 
 
+def test_the_z_loss_is_over_the_targets_that_count_and_averaged_over_the_step_as_the_loss_is(tiny_run):
+    task = ["data=copy", "data.length=16", "data.least=1", "data.most=8", "model.context=16", "z_loss=0.5"]
+    words = [word for word in tiny_run(*task, "train.steps=2") if not word.startswith(("data.files", "data=files"))]
+    config = compose(words)
+    data = prepare(config.data, context=16)
+    rows = Batches(data.train, 0, 4, 16, data.period).batch(0)
+    model = build_model(config, data.vocab_size)
+    _, _, figures, _ = Step(config, model, 2, lambda number: rows, answers=data.answers).loss(rows)
+    with torch.no_grad():
+        log_sum = model(torch.from_numpy(rows[:, :-1])).logsumexp(-1)[torch.from_numpy(data.answers(rows))]
+    assert float(figures["train/z_loss"]) == pytest.approx(0.5 * float(log_sum.square().mean()))
+    whole, parts = (logged(run([*words, *split]).path) for split in ([], ["train.grad_accum=4", "train.batch_size=1"]))
+    for name in ("train/z_loss", "grad_norm/global"):
+        assert parts[-1][name] == pytest.approx(whole[-1][name], rel=1e-5)
+
+
+def test_a_z_loss_over_all_targets_is_the_plain_mean_to_the_last_bit():
+    logits, targets = torch.randn(49, 7), torch.randint(7, (49,))
+    assert losses(logits, targets, 0.3)[1] == 0.3 * logits.logsumexp(-1).square().mean()
+
+
 def test_a_finished_run_asked_for_again_prints_its_result_and_is_not_touched(tiny_run):
     first = run(tiny_run())
     before = {p: p.stat().st_mtime_ns for p in first.path.rglob("*")}
@@ -234,6 +261,20 @@ def test_training_loss_is_the_mean_since_the_row_before(tiny_run, tmp_path):
     assert [r["train/loss"] for r in by_five if "train/loss" in r] == pytest.approx(
         [sum(every[i : i + 5]) / 5 for i in (0, 5, 10, 15)]
     )
+
+
+def test_the_training_loss_of_the_summary_is_over_the_last_tenth_however_often_a_row_is_written(tiny_run, tmp_path):
+    overrides = tiny_run("train.steps=25", "train.eval_every=25")
+    losses = [row["train/loss"] for row in logged(run(overrides).path) if "train/loss" in row]
+    rarely = run([*overrides, "train.log_every=25", f"runs_dir={tmp_path / 'other'}"]).summary
+    assert rarely["train_loss"] == pytest.approx(sum(losses[-3:]) / 3)
+    assert rarely["generalization_gap"] == rarely["val_loss"] - rarely["train_loss"]
+
+
+def test_a_validation_loss_of_exactly_0_stays_the_best(tiny_run, monkeypatch):
+    losses = iter((1.0, 0.0, 0.5))
+    monkeypatch.setattr(Trainer, "_window_losses", lambda self, tokens: np.full(len(tokens), next(losses)))
+    assert run(tiny_run()).summary["best_val_loss"] == 0
 
 
 def test_init_is_recorded_parameter_by_parameter(tiny_run):

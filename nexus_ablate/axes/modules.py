@@ -72,9 +72,11 @@ def projections(x: Tensor, linears: Sequence[Linear]) -> list[Tensor]:
     """The output of each linear layer for the same input.
 
     On a GPU, where a small product takes less time than its launch, they are parts of one product with the stacked
-    weights. On a CPU they are separate products, which are as fast.
+    weights. On a CPU they are separate products, which are as fast, and so they are where a layer has a hook, which
+    only fires when the layer itself is called.
     """
-    if not x.is_cuda or any(linear.multiplier is not None for linear in linears):
+    is_hooked = any(linear._forward_hooks or linear._forward_pre_hooks for linear in linears)
+    if not x.is_cuda or is_hooked or any(linear.multiplier is not None for linear in linears):
         return [linear(part) for linear, part in zip(linears, shared(x, len(linears)), strict=True)]
     weights = [linear.weight for linear in linears]
     bias = None

@@ -15,6 +15,7 @@ import json
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,7 @@ TOKENIZER_KEYS = ("tokenizer", "bpe_vocab")
 """The keys of a data option that its corpus doesn't take."""
 
 _HASHED_BYTES = 64 * 2**20  # of larger files only the size is checked
+_ABANDONED_SECONDS = 24 * 3600
 _ANSWERED = 4096  # windows of a split whose answers are counted
 
 MakeTokenizer = Callable[[Corpus], Tokenizer]
@@ -242,6 +244,7 @@ def _build(
     final: Path, name: str, corpus: Corpus, make_tokenizer: MakeTokenizer, fingerprint: str, context: int
 ) -> TokenizedData:
     final.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(final)
     aside = final.with_name(f".{final.name}-{secrets.token_hex(8)}")
     aside.mkdir()
     try:
@@ -283,6 +286,15 @@ def _build(
                 shutil.rmtree(damaged)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _remove_abandoned(final: Path) -> None:
+    """Remove what killed processes left of a cache directory: nothing in it has been written for a day."""
+    for aside in final.parent.glob(f".{final.name}-*"):
+        with contextlib.suppress(OSError):  # another process removes it, or has just renamed it
+            written = max(path.stat().st_mtime for path in (aside, *aside.iterdir()))
+            if time.time() - written > _ABANDONED_SECONDS:
+                shutil.rmtree(aside)
 
 
 def _write_tokens(path: Path, texts: Iterable[str], tokenizer: Tokenizer, limit: int | None = None) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from nexus_ablate.errors import ConfigError, did_you_mean
 if TYPE_CHECKING:
     import pandas as pd
 
+_HALF = re.compile("[\ud800-\udfff]")
 SUFFIXES = (".parquet", ".json", ".jsonl", ".ndjson", ".csv", ".tsv")
 
 
@@ -37,7 +39,8 @@ def column_texts(path: Path, column: str) -> list[str]:
         raise ConfigError(f"{path.name} has no rows", str(path), "name a file with documents")
     if column not in columns:
         raise no_column(column, columns, str(path))
-    return list(_texts(table[column].tolist(), path, column))
+    cells = table[column]
+    return list(_texts(cells[cells.notna()].tolist(), path, column))
 
 
 def no_column(column: str, columns: list[str], place: str) -> ConfigError:
@@ -73,19 +76,23 @@ def _objects(text: str) -> list[dict[str, object]]:
     pandas would read a text that looks like a date or a number as one.
     """
     if text.lstrip().startswith("["):
-        rows = json.loads(text)
+        rows = json.loads(text, object_hook=_valid_unicode)
     else:
-        rows = [json.loads(line) for line in text.split("\n") if line.strip()]
+        rows = [json.loads(line, object_hook=_valid_unicode) for line in text.split("\n") if line.strip()]
     if not all(isinstance(row, dict) for row in rows):
         raise ValueError('a row is no object such as {"text": "..."}')
     return rows
 
 
+def _valid_unicode(row: dict[str, object]) -> dict[str, object]:
+    """The row with U+FFFD for half of a pair of surrogates, which JSON can write and UTF-8 can't."""
+    return {key: _HALF.sub("\ufffd", value) if isinstance(value, str) else value for key, value in row.items()}
+
+
 def _texts(values: list[object], path: Path, column: str) -> Iterator[str]:
     for value in values:
-        if isinstance(value, str):
-            if value:
-                yield value
-        elif value is not None and value == value:  # a missing value is None or NaN, which differs from itself
+        if not isinstance(value, str):
             got = f"data.column={column}: {type(value).__name__} in {path}"
             raise ConfigError("data.column holds no text", got, "choose a column of strings")
+        if value:
+            yield value

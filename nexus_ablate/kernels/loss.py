@@ -38,9 +38,16 @@ def chunks_losses(requested: str, rows: int, vocab_size: int, precision: str, co
 
 
 def losses(logits_NV: Tensor, targets_N: Tensor, z_factor: float) -> tuple[Tensor, Tensor]:
-    """Mean cross-entropy in nats and the z-loss: `z_factor` times the mean square of log sum exp(logits)."""
+    """Mean cross-entropy in nats and the z-loss: `z_factor` times the mean square of log sum exp(logits).
+
+    Both are over the targets that count, which are those from 0 on.
+    """
     logits_NV = logits_NV.float()
-    z_loss = z_factor * logits_NV.logsumexp(-1).square().mean() if z_factor else logits_NV.new_zeros(())
+    z_loss = logits_NV.new_zeros(())
+    if z_factor:
+        counts_N = targets_N >= 0
+        weight_N = len(targets_N) * counts_N / counts_N.sum()  # exactly 1 where all count
+        z_loss = z_factor * (logits_NV.logsumexp(-1).square() * weight_N).mean()
     return F.cross_entropy(logits_NV, targets_N), z_loss
 
 

@@ -63,10 +63,11 @@ for _k in (2, 3, 4):
 
 @statistic("map")
 def entropy(share_BHTS: Tensor, first: int) -> Tensor:
-    """-sum a ln a of each row divided by its largest possible value, mean over rows and batch, (H,).
+    """-sum a ln a of each row divided by that of uniform attention to all keys so far, mean over rows and batch, (H,).
 
-    1: uniform over all visible keys; 0: one key gets everything. The row of token i is divided by ln(keys before or at
-    i); rows with one key are left out. Zhai et al. 2023, arXiv:2303.06296.
+    1: uniform over all keys so far; 0: one key gets everything. The row of token i is divided by ln(keys before or at
+    i), whatever a window hides, so that inside a window the largest value is below 1; rows with one key are left out.
+    Zhai et al. 2023, arXiv:2303.06296.
     """
     T = share_BHTS.shape[2]
     keys_T = torch.arange(1 + first, T + 1 + first, device=share_BHTS.device)

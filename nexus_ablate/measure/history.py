@@ -11,14 +11,10 @@ ONSETS = {"attn/sink_rate": 0.1, "act/resid/max_over_median": 1000.0, "repeats/a
 of a repeated segment is predicted right."""
 
 SCORED = ("train/loss", "grad_norm/global")
-FINAL = {
-    "train_loss": "train/loss",
-    "grad_norm/global": "grad_norm/global",
-    "grad_norm/first_over_last": "grad_norm/first_over_last",
-}
-"""What the summary calls the mean of a metric over the last tenth of the steps."""
+FINAL = ("grad_norm/global", "grad_norm/first_over_last")
+"""Metrics of which the summary has the mean over the rows of the last tenth of the steps."""
 
-KEPT = ("step", "tokens", *FINAL.values(), *ONSETS)
+KEPT = ("step", "tokens", "train/loss", *FINAL, *ONSETS)
 """The metrics of a row that these functions use."""
 
 
@@ -48,11 +44,11 @@ def spike_score(values: Sequence[float], window: int = 128, deviations: float = 
 
 
 def final_means(rows: Sequence[Mapping[str, Any]], steps: int) -> dict[str, float]:
-    """The means of FINAL over the rows of the last tenth of the steps; absent where no step was taken."""
+    """The means of FINAL over the rows of the last tenth of the steps; absent where none has a value."""
     last = [row for row in rows if row["step"] > 0.9 * steps]
     means = {}
-    for name, metric in FINAL.items():
-        values = [row[metric] for row in last if row.get(metric) is not None]
+    for name in FINAL:
+        values = [row[name] for row in last if row.get(name) is not None]
         if values:
             means[name] = math.fsum(values) / len(values)
     return means

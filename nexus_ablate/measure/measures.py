@@ -150,7 +150,7 @@ SECTIONS: dict[str, tuple[Measure, ...]] = {
     "summary": (
         Measure("val_loss", NATS, "the last `val/loss`", SUMMARY, "lower"),
         Measure("val_bpb", BITS, "the last `val/bpb`", SUMMARY, "lower"),
-        Measure("train_loss", NATS, "mean of the `train/loss` logged in the last tenth of the steps; the gradient norms of the summary likewise", SUMMARY, "lower"),
+        Measure("train_loss", NATS, "mean cross-entropy of training over the last tenth of the steps; the gradient norms of the summary: the mean of those logged there", SUMMARY, "lower"),
         Measure("generalization_gap", NATS, "`val_loss` minus `train_loss`", SUMMARY, "lower"),
         Measure("best_val_loss", NATS, "the lowest `val/loss`", SUMMARY, "lower"),
         Measure("unigram_bpb", BITS, "of the training text's token frequencies on the validation text", SUMMARY),
@@ -207,7 +207,7 @@ SECTIONS: dict[str, tuple[Measure, ...]] = {
         Measure("attn/{block}/sink_rate_2", "", "share of sequences in which the second token gets more than 0.3, mean over all queries from it on", FULL, source="arXiv:2410.10781, Eq. 3", whole="mean"),
         Measure("attn/{block}/sink_rate_3", "", "share of sequences in which the third token gets more than 0.3, mean over all queries from it on", FULL, source="arXiv:2410.10781, Eq. 3", whole="mean"),
         Measure("attn/{block}/sink_rate_4", "", "share of sequences in which the fourth token gets more than 0.3, mean over all queries from it on", FULL, source="arXiv:2410.10781, Eq. 3", whole="mean"),
-        Measure("attn/{block}/entropy", "", "-sum a ln a divided by the row's largest possible value: 1 uniform, 0 one key; rows with one key are left out", STANDARD, source="arXiv:2303.06296", whole="mean", title="attention entropy (uniform 1)", panel="sinks", heat_map=True, most=1.0),
+        Measure("attn/{block}/entropy", "", "-sum a ln a divided by that of uniform attention to all keys so far, whatever the window: 1 uniform, 0 one key; rows with one key are left out", STANDARD, source="arXiv:2303.06296", whole="mean", title="attention entropy (uniform 1)", panel="sinks", heat_map=True, most=1.0),
         Measure("attn/{block}/front_mass", "", "share of attention to keys without a query: that of `kv_bias`, or the normalizer's own", STANDARD, whole="mean", only="kv_bias, or a normalizer with a key of its own"),
         Measure("attn/{block}/max_logit", "", "largest magnitude of a scaled score with its position bias, before the cap, over visible keys", STANDARD, source="arXiv:2302.05442", whole="largest", title="largest attention logit", panel="outliers"),
         Measure("attn/{block}/score_at/{distance}", "", "mean scaled score with its position bias, before the cap, of a query and a key so many tokens before it; token 0 and keys that a window hides left out", FULL, whole="mean"),

@@ -113,7 +113,7 @@ def check_passes(config: RunConfig, text_tokens: int) -> None:
         ConfigError: The text is too short.
     """
     train, per_step = config.train, config.resolved.tokens_per_step
-    if train.steps != "auto" or train.flops != "auto":
+    if (train.tokens == "auto" and train.steps != "auto") or train.flops != "auto":
         return
     tokens = (config.resolved.steps or 0) * per_step
     if tokens <= EPOCHS * text_tokens:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import platform
 import re
@@ -22,6 +24,9 @@ COMPILE_FLOPS = 2e12
 """Training FLOPs from which `train.compile=auto` compiles on a CPU: a minute of two cores, of which a compiled step
 saves a fifth. Compiling takes 15 to 20 seconds, and 3 where an earlier run has compiled the program."""
 
+_CGROUP = Path("/sys/fs/cgroup")
+_QUOTAS = (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"))
+"""Where versions 2 and 1 of control groups keep the CPU time of a container per period, and the period."""
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
@@ -45,8 +50,9 @@ class IdleCores:
 
     @staticmethod
     def cores() -> int:
-        """Cores that this process may use; in a SLURM job, at most the cores allotted to it."""
+        """Cores that this process may use; in a container or a SLURM job, at most those allotted to it."""
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cores = min(cores, _container_cores() or cores)
         allotted = os.environ.get("SLURM_CPUS_ON_NODE", "")  # not every cluster sets the CPU affinity of its jobs
         return min(cores, int(allotted)) if allotted.isdecimal() else cores
 
@@ -71,6 +77,16 @@ class IdleCores:
         self._start = now
         machine = max(cores, os.cpu_count() or 1)  # busy cores outside this process's affinity don't compete with it
         return max(1, min(cores, machine - round(max(0.0, busy - own) / wall)))
+
+
+def _container_cores() -> int:
+    """The number of cores, rounded up, whose time this process's container may use; 0 where it has no limit."""
+    for names in _QUOTAS:
+        with contextlib.suppress(OSError, ValueError):
+            quota, period = " ".join((_CGROUP / name).read_text() for name in names).split()
+            if quota not in ("max", "-1"):
+                return math.ceil(int(quota) / int(period))
+    return 0
 
 
 IDLE = IdleCores()
@@ -175,8 +191,6 @@ def hardware_of(device) -> Hardware:
 
 def precision_context(precision: str, device_type: str) -> AbstractContextManager:
     """The context manager for forward passes: autocast to bf16 or fp16, or nothing. Weights stay float32."""
-    import contextlib
-
     import torch
 
     if precision == "fp32":

@@ -69,11 +69,13 @@ class World:
 
     Attributes:
         stop: The stop request of this process; set when training begins.
+        has_shared: Whether `share` has been called.
     """
 
     def __init__(self, place: Place, device: torch.device) -> None:
         self.place, self.device = place, device
         self.stop: StopRequest | None = None
+        self.has_shared = False
         self._stop_requested: torch.Tensor | None = None  # above 0: a process received a stop signal before this step
 
     @property
@@ -86,6 +88,7 @@ class World:
 
     def share(self, data: bytes) -> bytes:
         """The first process's bytes, in every process. Nothing is pickled."""
+        self.has_shared = True
         if self.size == 1:
             return data
         import torch

@@ -24,6 +24,7 @@ class Progress:
     interval_bytes: float = 0.0
     interval_figures: dict[str, float] = field(default_factory=dict)
     interval_steps: int = 0
+    final_loss: float = 0.0  # the sum over the steps of the last tenth
     best_val_loss: float | None = None
     last_val: dict[str, float] = field(default_factory=dict)
     probed: dict[str, float] = field(default_factory=dict)

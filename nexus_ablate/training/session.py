@@ -96,16 +96,25 @@ def train(
         if not world.leads:
             return _follow(world, config)
         display = Display(quiet=quiet, brief=brief, warned=warned)
-        return _lead(world, config, overrides or [], display, arm, run_conditions or {})
+        try:
+            return _lead(world, config, overrides or [], display, arm, run_conditions or {})
+        except UserError as error:
+            if not world.has_shared:  # the others wait for the decision
+                world.share(str(error.status).encode())
+            raise
 
 
 def _follow(world: World, config: RunConfig) -> Outcome:
-    """Take part in a distributed run as a process other than the first; returns no summary."""
+    """Take part in a distributed run as a process other than the first; returns no summary.
+
+    The first process decides: `train`, or the exit status with which all end, and whose reason it alone prints.
+    """
     from nexus_ablate.training.follower import follow
 
     runs_dir = Path(config.runs_dir)
-    if not world.share(b""):
-        return Outcome(errors.OK, runs_dir, {}, already_finished=True)
+    decision = world.share(b"").decode()
+    if decision != "train":
+        return Outcome(int(decision), runs_dir, {}, already_finished=True)
     data = prepare(config.data, context=config.model.context)
     _use_threads(config)
     try:
@@ -152,7 +161,7 @@ def _lead(
                 summary = evaluate(run.path, config.evals)
                 if summary != record.summary:
                     refresh(run.path, display.warn)
-            world.share(b"")
+            world.share(str(errors.OK).encode())
             display.after(run.path, summary, already_finished=True)
             return Outcome(errors.OK, run.path, summary, already_finished=True)
         if not (run.resuming or config.rerun):

@@ -127,9 +127,7 @@ class Step:
         for number_of_part, rows in enumerate(np.split(batch, train.grad_accum), 1):
             mine = self.world.rows(rows)
             with self._exchange(number_of_part == train.grad_accum):
-                part, more, figures_of_part, sums_of_part = self.loss(mine)
-                if (weight := self._weight(mine, batch)) != 1:
-                    part = part * weight
+                part, more, figures_of_part, sums_of_part = self.loss(mine, self._weight(mine, batch))
                 if train.grad_accum > 1:
                     part, more = part / train.grad_accum, None if more is None else more / train.grad_accum
                 self.scaler.scale(part if more is None else part + more).backward()
@@ -228,12 +226,17 @@ class Step:
             mine = (self.world.place.rank,) if self.world.place.rank else ()
             torch.manual_seed(stream(self.config.seed, "dropout", number, *mine))
 
-    def loss(self, rows: np.ndarray) -> tuple[Tensor, Tensor | None, dict[str, Tensor], dict[str, Tensor]]:
+    def loss(
+        self, rows: np.ndarray, weight: float = 1.0
+    ) -> tuple[Tensor, Tensor | None, dict[str, Tensor], dict[str, Tensor]]:
         """Mean cross-entropy of (B, T + 1) tokens in nats per token, and what is trained on besides it, if anything.
 
         That is the z-loss, `z_loss` times the mean square of log sum exp(logits) (Chowdhery et al. 2022,
         arXiv:2204.02311, section 5), and the losses of options. The third value has all of these and the options'
         figures, by the names they are logged under, the fourth the options' sums.
+
+        Args:
+            weight: On cross-entropy and z-loss.
         """
         with self._forward_context():
             objective = self.parallel or self.compute
@@ -241,6 +244,8 @@ class Step:
         if known:
             x_ND, *gradients = known
             loss = attach_gradients(loss, x_ND, self.model.head_weight, *gradients)
+        if weight != 1:
+            loss, z_loss = loss * weight, z_loss * weight
         more = [z_loss] if self.config.z_loss else []
         figures = {"train/z_loss": z_loss.detach()} | figures if more else figures
         more += option_losses
@@ -303,7 +308,7 @@ class Step:
             self.scaler.load_state_dict(state)
 
     def distribute(self, number: int) -> int:
-        """Give every process the first one's weights and optimizer state; from now on average the gradients.
+        """Give every process the first one's weights, buffers and optimizer state; from now on average the gradients.
 
         Args:
             number: Steps taken; only the first process's value counts.
@@ -314,10 +319,13 @@ class Step:
         if self.world.size == 1:
             return number
         numbers = torch.tensor([number, *self.loss_scale], dtype=torch.float64)
-        shared = self.world.share(save({"numbers": numbers} | self.optimizer.tensors()))
+        parameters = dict(self.model.named_parameters())
+        buffers = {name: tensor for name, tensor in self.model.state_dict().items() if name not in parameters}
+        shared = self.world.share(save({"numbers": numbers} | buffers | self.optimizer.tensors()))
         state = load(shared)
         number, *loss_scale = state.pop("numbers").tolist()
         self.set_loss_scale(*loss_scale)
+        self.model.load_state_dict({name: state.pop(name) for name in buffers}, strict=False)
         if not self.world.leads:
             self.optimizer.load(state)
         with warnings.catch_warnings():

@@ -75,6 +75,7 @@ class Trainer:
         self.flops_per_token = flops_per_token(config, data.vocab_size)
         self.tokens_per_step = config.resolved.tokens_per_step
         self.steps = steps_of(config, data.vocab_size)
+        self._before_last_tenth = 9 * self.steps // 10
         self.batches = Batches(data.train, config.seed, train.batch_size * train.grad_accum, context, data.period)
         shares = {name: train.eval_tokens if name == "val" else -(-train.eval_tokens // 4) for name in data.val}
         self.windows = {name: eval_windows(data.val[name], context, shares[name], data.period) for name in data.val}
@@ -156,12 +157,15 @@ class Trainer:
 
     def _read(self) -> None:
         """Add the losses of the steps since the last call to the interval."""
-        for seen in self.step.read():
+        progress, read = self.progress, self.step.read()
+        for step, seen in enumerate(read, progress.step - len(read) + 1):
             self.seen = seen
-            self.progress.interval_loss += seen.loss
+            progress.interval_loss += seen.loss
             for name, figure in seen.figures.items():
-                self.progress.interval_figures[name] = self.progress.interval_figures.get(name, 0.0) + figure
-            self.progress.interval_steps += 1
+                progress.interval_figures[name] = progress.interval_figures.get(name, 0.0) + figure
+            progress.interval_steps += 1
+            if step > self._before_last_tenth:
+                progress.final_loss += seen.loss
 
     # ---------------------------------------------------------------------------------------------- measurements
 
@@ -251,8 +255,9 @@ class Trainer:
                 self._write_evaluation(losses_N, targets_N)
         progress = self.progress
         progress.last_val = figures
-        if math.isfinite(figures["val/loss"]):
-            progress.best_val_loss = min(figures["val/loss"], progress.best_val_loss or math.inf)
+        best, loss = progress.best_val_loss, figures["val/loss"]
+        if math.isfinite(loss) and (best is None or loss < best):
+            progress.best_val_loss = loss
         return figures
 
     def _window_losses(self, tokens: np.ndarray) -> np.ndarray:
@@ -327,13 +332,16 @@ class Trainer:
         everything, without_tables = parameters(self.model)
         rows = [{k: row[k] for k in KEPT if k in row} for row in read_rows(self.run.path / "metrics.jsonl")]
         probed = {"probe_hash": self.probe_hash, "onsets": onsets(rows)} if progress.probed else {}
-        val_loss, finals = progress.last_val["val/loss"], final_means(rows, self.steps)
+        val_loss, train_loss = progress.last_val["val/loss"], {}
+        if self.steps:
+            mean = progress.final_loss / (self.steps - self._before_last_tenth)
+            train_loss = {"train_loss": mean, "generalization_gap": val_loss - mean}
         return {
             "val_loss": val_loss,
             "val_bpb": self.progress.last_val["val/bpb"],
             "best_val_loss": progress.best_val_loss,
-            **finals,
-            **({"generalization_gap": val_loss - finals["train_loss"]} if finals else {}),
+            **train_loss,
+            **final_means(rows, self.steps),
             **{k: v for k, v in self.progress.last_val.items() if not k.startswith("val/")},
             "unigram_bpb": self.data.unigram_bpb,
             "params": everything,

@@ -92,10 +92,10 @@ def score(subject: Subject, windows: np.ndarray, answers: np.ndarray, chance: fl
         answers: (N, T) bool, the targets that are answers.
         chance: To be right by guessing, of all answers or (A,) of each.
     """
-    right_A = torch.from_numpy(windows[:, 1:][answers])
-    baseline = _margins(torch.from_numpy(subject.ngram.log_probabilities(windows[:, :-1], answers)), right_A)
+    parts = subject.ngram.log_probabilities(windows, answers)
+    baseline = [_margins(torch.from_numpy(log_p_RV), torch.from_numpy(right_R)) for log_p_RV, right_R in parts]
     model = margins(subject, windows, answers)
-    return Scores(model, baseline.numpy(), np.broadcast_to(chance, model.shape))
+    return Scores(model, torch.cat(baseline).numpy(), np.broadcast_to(chance, model.shape))
 
 
 def margins(subject: Subject, windows: np.ndarray, answers: np.ndarray) -> np.ndarray:

@@ -123,7 +123,7 @@ def _ngram_log_probabilities(ngram: NGram, sentences: Sequence[np.ndarray]) -> n
             windows[row, 0] = tokens[0]
             windows[row, 1 : 1 + len(tokens)] = tokens
             chosen[row, 1 : len(tokens)] = True
-        log_p_AV = ngram.log_probabilities(windows[:, :-1], chosen)
-        log_p_A = log_p_AV[np.arange(len(log_p_AV)), windows[:, 1:][chosen]]
+        rows = ngram.log_probabilities(windows, chosen)
+        log_p_A = np.concatenate([log_p_RV[np.arange(len(token_R)), token_R] for log_p_RV, token_R in rows])
         sums.append(np.bincount(np.nonzero(chosen)[0], log_p_A, minlength=len(part)))
     return np.concatenate(sums)

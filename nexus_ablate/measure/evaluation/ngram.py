@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 _TOKENS = 2**21
@@ -26,18 +28,18 @@ class NGram:
         self._unigram = counts / counts.sum()
         self._pairs = self._tokens[:-1] * vocab_size + self._tokens[1:]
 
-    def log_probabilities(self, inputs: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-        """(A, V) log-probabilities of the token after each chosen input.
+    def log_probabilities(self, windows: np.ndarray, chosen: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Log-probabilities of the token after each chosen input, (R, V) for some at a time, and these tokens, (R,).
 
         Args:
-            inputs: (N, T) tokens.
+            windows: (N, T + 1) tokens.
             chosen: (N, T) bool, none of them in the first column.
         """
         row, column = np.nonzero(chosen)
-        last, before = inputs[row, column], inputs[row, column - 1]
-        parts = range(0, len(last), _ROWS)
-        rows = [self._rows(last[start : start + _ROWS], before[start : start + _ROWS]) for start in parts]
-        return np.log(np.concatenate(rows))
+        for start in range(0, len(row), _ROWS):
+            rows, columns = row[start : start + _ROWS], column[start : start + _ROWS]
+            p_RV = self._rows(windows[rows, columns], windows[rows, columns - 1])
+            yield np.log(p_RV), windows[rows, columns + 1]
 
     def _rows(self, last: np.ndarray, before: np.ndarray) -> np.ndarray:
         after_one = self._counts(self._tokens[:-1], self._tokens[1:], last)
