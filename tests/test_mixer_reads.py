@@ -98,7 +98,7 @@ def test_a_choice_that_the_mixer_does_not_read_is_refused_in_three_lines(average
 @pytest.mark.parametrize("key", SET)
 def test_a_choice_that_the_mixer_of_one_layer_reads_is_accepted(average, tiny, key):
     average()
-    tiny("mixer=average", "mixer.layers=[0]", *SET[key].split())
+    tiny("mixer=average", "mixer.layers=[2]", "model.n_layers=3", *SET[key].split())
 
 
 def test_an_option_in_layers_whose_mixers_do_not_read_it_is_refused(average, tiny):

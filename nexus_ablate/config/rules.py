@@ -12,6 +12,7 @@ from nexus_ablate.config.grammar import compare_numbers, factors_by_role, is_com
 from nexus_ablate.config.groups import GROUPS, keys_under, option_names
 from nexus_ablate.config.options import (
     IN_OTHER_LAYERS,
+    Option,
     OptionFile,
     option_files,
 )
@@ -185,16 +186,74 @@ def check_mixer(config: RunConfig, resolved: Resolved) -> None:
     values["qk_norm"] = resolved.qk_norm.name
     if resolved.n_kv_heads == config.model.n_heads:
         values["n_kv_heads"] = "auto"
+    check_positions(config, resolved)
     for key, idle in READ_BY_MIXERS.items():
         value, axis = show(values.get(key, idle[0])), key.partition(".")[0]
-        layers = options[axis].keys.get("layers", "all") if axis in options else "all"
-        chosen = range(config.model.n_layers) if layers == "all" else layers
+        chosen = layers_of(config, options[axis]) if axis in options else {*range(config.model.n_layers)}
+        if key == "value":
+            chosen = acting_layers(config)
+        if key == "window" and any(resolved.windows):
+            chosen = {layer for layer in chosen if resolved.windows[layer]}
         if value in idle or not config.layers_reading(key).isdisjoint(chosen):
             continue
         problem = f"{mixer} does not read {key}, so {key}={value} would change nothing"
         if source := resolved.prescribed.get(key):
             raise ConfigError(problem, f"{mixer} {source}", f"another {source.partition('=')[0]}, or mixer=attention")
         raise ConfigError(problem, f"{mixer} {key}={value}", f"{key}={idle[0]}")
+    first, reading = (
+        min(layers_of(config, config.value)),
+        sorted(acting_layers(config) & config.layers_reading("value")),
+    )
+    if config.value.name == "residual" and first not in config.layers_reading("value"):
+        problem = f"value=residual adds the values of layer {first}, and {mixer} has none there"
+        fix = f"value.layers={show(reading)}" if len(reading) > 1 else "value=none value.layers=all"
+        raise ConfigError(problem, f"{mixer} mixer.layers={show(config.mixer.keys['layers'])} value=residual", fix)
+
+
+def layers_of(config: RunConfig, option: Option) -> set[int]:
+    """The layers that have an option of an axis, whatever it does in them."""
+    layers = option.keys.get("layers", "all")
+    return {*range(config.model.n_layers)} if layers == "all" else {*layers}
+
+
+def acting_layers(config: RunConfig) -> set[int]:
+    """The layers whose values the option of the value axis changes, if their mixer reads it.
+
+    Raises:
+        ConfigError: Its `layers` has none of those in which it acts.
+    """
+    layers, last = layers_of(config, config.value), config.model.n_layers - 1
+    if config.value.name == "residual":
+        return layers - {min(layers)} or layers
+    if config.value.name != "gated_embedding":
+        return layers
+    every_other = {*range(last, -1, -2)}
+    if layers.isdisjoint(every_other):
+        problem = (
+            "value=gated_embedding acts in the last layer, the third to last and so on, so it would change nothing"
+        )
+        got = f"value.layers={show(sorted(layers))} model.n_layers={last + 1}"
+        raise ConfigError(problem, got, f"value.layers={show(sorted(every_other))}")
+    return layers & every_other
+
+
+def check_positions(config: RunConfig, resolved: Resolved) -> None:
+    """Check that `nope_every` takes the positions from some, but not from all layers whose mixer reads them.
+
+    Raises:
+        ConfigError: It takes them from none, or from all.
+    """
+    reading, without = config.layers_reading("position"), resolved.nope_layers
+    if not without or not reading or config.nope_every == "auto":
+        return
+    mixer, nope = f"mixer={config.mixer.name}", f"nope_every={show(config.nope_every)}"
+    got = f"{mixer} mixer.layers={show(config.mixer.keys['layers'])} {nope}"
+    if reading.isdisjoint(without):
+        fix = "position=rope nope_every=off" if config.position.name == "irope" else "nope_every=off"
+        raise ConfigError(f"{mixer} does not read position in these layers, so {nope} would change nothing", got, fix)
+    if reading <= without and config.position.name != "irope":  # which acts in layers without positions too
+        problem = "no layer has positions, so the choice of position does nothing"
+        raise ConfigError(problem, got, "position=none nope_every=off")
 
 
 def without_effect(config: RunConfig, resolved: Resolved) -> list[str]:
