@@ -12,7 +12,7 @@ from tensors import TOKENS
 
 from nexus_ablate.axes.mixer import MIXER
 from nexus_ablate.cli import main
-from nexus_ablate.config.compose import differences
+from nexus_ablate.config.compose import compose, differences
 from nexus_ablate.config.options import option_files
 from nexus_ablate.config.plugins import VARIABLE, add_plugins
 from nexus_ablate.config.rules import READ_BY_MIXERS, check_settings
@@ -21,6 +21,7 @@ from nexus_ablate.measure.evaluation import NotDefined, Subject
 from nexus_ablate.measure.evaluation.intervention import Intervention
 from nexus_ablate.measure.evaluation.streaming import Streaming
 from nexus_ablate.model import build_model
+from nexus_ablate.training.session import train
 
 AVERAGE = '''
 import torch
@@ -187,6 +188,11 @@ def test_a_value_residual_begins_in_the_first_of_its_layers(tiny):
     model = build_model(tiny("value=residual", "value.learned=on", "value.layers=[1,2]", "model.n_layers=3"), 11)
     learned = [name for name, _ in model.named_parameters() if name.endswith("values.factors")]
     assert learned == ["blocks.2.attn.values.factors"] and torch.isfinite(model(TOKENS)).all()
+
+
+def test_a_mixture_of_experts_may_be_beside_convolutions_of_attention(tiny_run):
+    off = ("conv=canon", "conv.ffn_in=off", "conv.ffn_hidden=off")
+    assert train(compose(tiny_run("ffn=moe", *off, "train.steps=2")), quiet=True)
 
 
 def test_layers_of_a_mixture_of_experts_are_between_dense_ones(tiny):

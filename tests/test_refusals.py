@@ -17,6 +17,7 @@ CONTRADICTIONS = [
     ("train.steps=5 train.tokens=500", "one budget"),
     ("train.tokens=5 train.flops=500", "one budget"),
     ("train.precision=fp16 norm.fp32=off", "gradients overflow"),
+    ("train.precision=fp16 norm=layer_zero norm.fp32=off", "gradients overflow"),
     ("train.compile=graphs train.grad_accum=2", "do not outlive its next replay"),
     ("norm=batch train.activation_checkpointing=on", "updated twice per step"),
     ("model.head_dim=7", "rotated in pairs"),
@@ -48,6 +49,8 @@ CONTRADICTIONS = [
     ("placement=lns init=small init.branch_scale=on", "scaled twice"),
     *((f"placement={name} qk_norm={norm}", "it is not HybridNorm")
       for name in ("hybridnorm", "hybridnorm_star") for norm in ("rms", "rms_full", "layer", "l2", "q_only", "k_only")),
+    ("placement=hybridnorm qk_norm=qkv qk_norm.layers=[0]", "in every block"),
+    ("placement=hybridnorm_star qk_norm=qkv qk_norm.layers=[0]", "in every block"),
     *((f"attention={score} position={position}", "not a function of i - j")
       for score in ("additive", "luong_concat") for position in ROTARY),
     ("mixer=differential model.n_heads=1", "subtract in pairs"),
@@ -67,6 +70,7 @@ CONTRADICTIONS = [
     ("ffn=moe ffn.active=9", "not so many experts"),
     ("ffn=moe bias=on", "experts have no biases"),
     ("ffn=moe conv=canon", "no neighbours in time"),
+    ("conv=canon conv.ffn_in=off ffn=moe", "no neighbours in time"),
     ("ffn=moe optim=muon", "takes single ones"),
     ("ffn=xielu ffn.alpha_n=0.4", "plus a positive number"),
     ("conv=canon conv.attn_in=off conv.qkv=off conv.ffn_in=off conv.ffn_hidden=off", "no site has a convolution"),
