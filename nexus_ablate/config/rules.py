@@ -18,6 +18,7 @@ from nexus_ablate.config.options import (
 )
 from nexus_ablate.config.roles import DECAYED
 from nexus_ablate.config.run_config import MEANT, Resolved, RunConfig, by_key
+from nexus_ablate.config.spelling import norm_sites
 from nexus_ablate.errors import ConfigError, unknown
 
 READ_BY_MIXERS: dict[str, tuple[str, ...]] = {
@@ -280,7 +281,7 @@ def apply_rules(config: RunConfig, resolved: Resolved, chosen: dict[str, OptionF
         ConfigError: An option refuses this configuration.
     """
     check_mixer(config, resolved)
-    settings, warnings = settings_of(config, resolved, chosen["placement"]), []
+    settings, warnings = settings_of(config, resolved), []
     sizes = {n: v for n, v in vars(config.model).items() if isinstance(v, int)}
     sizes |= {"head_dim": resolved.head_dim, "n_kv_heads": resolved.n_kv_heads}
     files = [*chosen.values(), option_files("data")[config.data.name]]
@@ -342,14 +343,14 @@ def check_settings(option: OptionFile) -> None:
             raise unknown(problem, value, options[key], f"{key}={{}}")
 
 
-def settings_of(config: RunConfig, resolved: Resolved, placement: OptionFile) -> set[str]:
+def settings_of(config: RunConfig, resolved: Resolved) -> set[str]:
     """All settings that a rule may name, as `key=value`, both as requested and as resolved."""
     values = by_key(config.nested())
     meant = by_key({"init": resolved.init.flat()}) | {name: getattr(resolved, name) for name in MEANT}
     settings = {f"{key}={show(value)}" for key, value in (*values.items(), *meant.items())}
     if resolved.nope_every != "off":
         settings.add("nope_every=on")
-    in_blocks = {site for site, needs in placement.norm_sites.items() if not needs or needs in settings}
+    in_blocks = norm_sites(config, settings)
     outside = {"final"} if resolved.final_norm else set()
     outside |= {"embed"} if config.embed_norm else set()
     sites = gain_sites(config, in_blocks, outside)
