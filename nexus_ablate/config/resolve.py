@@ -138,9 +138,12 @@ class Prescriptions:
         scalars = keys_of(RunConfig)
         for option in self.chosen.values():
             for name, value in option.prescribes.items():
-                if name == "init" and value not in option_files("init"):
-                    problem = f"{option.override} prescribes an init that does not exist"
-                    raise unknown(problem, value, option_files("init"))
+                if name in ("init", "qk_norm") and value not in option_files(name):
+                    problem = f"{option.override} prescribes an option of {name} that does not exist"
+                    raise unknown(problem, str(value), option_files(name))
+                if name == "qk_norm" and option.axis != "placement":
+                    problem = f"{option.override} prescribes qk_norm, which only a placement can"
+                    raise ConfigError(problem, f"prescribes: {{qk_norm: {value}}}", "refuses: {qk_norm=none: why}")
                 if name in scalars:
                     scalars[name].accept(name, value)
                 if name not in PRESCRIBABLE and not name.startswith("init."):

@@ -9,13 +9,14 @@ from typing import Any
 
 from nexus_ablate.config.evaluations import SHIPPED, evaluation_of
 from nexus_ablate.config.grammar import compare_numbers, factors_by_role, is_comparison, names_in, show
-from nexus_ablate.config.groups import GROUPS, keys_under, option_names
+from nexus_ablate.config.groups import GROUPS, keys_of_file, keys_under, option_names
 from nexus_ablate.config.options import (
     IN_OTHER_LAYERS,
     Option,
     OptionFile,
     option_files,
 )
+from nexus_ablate.config.override_syntax import read_override
 from nexus_ablate.config.roles import DECAYED
 from nexus_ablate.config.run_config import MEANT, Resolved, RunConfig, by_key
 from nexus_ablate.config.spelling import norm_sites
@@ -313,8 +314,14 @@ def apply_rules(config: RunConfig, resolved: Resolved, chosen: dict[str, OptionF
             if settings.isdisjoint(allowed):
                 key = allowed[0].partition("=")[0]
                 values = sorted(setting for setting in settings if setting.startswith(f"{key}="))
-                setting = next((value for value in values if not value.endswith("=auto")), values[0])
                 reason, _, fix = text.partition("; try: ")
+                if not values:  # a key of an option that was not chosen
+                    group = key.partition(".")[0]
+                    got = f"{name} {group}={getattr(config, group).name}"
+                    raise ConfigError(
+                        f"{name} needs {_spelled(allowed[0])}: {reason}", got, fix or with_key(allowed[0])
+                    )
+                setting = next((value for value in values if not value.endswith("=auto")), values[0])
                 raise ConfigError(f"{name} cannot have {setting}: {reason}", f"{name} {setting}", fix or allowed[0])
         broken = sorted(rule for rule in option.warns if holds(rule, settings, numbers))
         warnings += [f"{name}{'' if r == name else f' with {_spelled(r)}'}: {option.warns[r]}" for r in broken]
@@ -322,7 +329,7 @@ def apply_rules(config: RunConfig, resolved: Resolved, chosen: dict[str, OptionF
 
 
 def check_settings(option: OptionFile) -> None:
-    """Check that the rules of an option name keys and options that exist: others would never hold.
+    """Check that the rules of an option name keys, options and values that exist: others would never hold.
 
     Raises:
         ConfigError: One does not.
@@ -341,6 +348,38 @@ def check_settings(option: OptionFile) -> None:
         if key in options and value not in options[key]:
             problem = f"a rule of {option.override} names an option that does not exist"
             raise unknown(problem, value, options[key], f"{key}={{}}")
+        if key not in options and setting != "nope_every=on":
+            check_value(option, key, value)
+
+
+def check_value(option: OptionFile, key: str, value: str) -> None:
+    """Check that a rule's value of a key is one that some option accepts, spelled as it is compared.
+
+    Raises:
+        ConfigError: It isn't.
+    """
+    group, _, name = key.rpartition(".")
+    members = sorted(option_names(group)) if group else ["config"]
+    files = [keys_of_file(f"{group}/{member}" if group else member) for member in members]
+    refused, problem = None, f"a rule of {option.override} would never hold"
+    for constraint in dict.fromkeys(file[name].constraint for file in files if name in file):
+        try:
+            canonical = show(constraint.accept(key, read_override(f"{key}={value}").values[0]))
+        except ConfigError as error:
+            refused = error
+            continue
+        if canonical == value:
+            return
+        raise ConfigError(f"{problem}: its value is spelled otherwise", f"{key}={value}", f"{key}={canonical}")
+    if refused:
+        raise ConfigError(f"{problem}: {refused.problem}", f"{key}={value}", refused.fix)
+
+
+def with_key(setting: str) -> str:
+    """A setting of an option's key, after the first option that has the key."""
+    group, _, key = setting.partition("=")[0].partition("@")[0].partition(".")
+    option = next(name for name in sorted(option_names(group)) if key in keys_of_file(f"{group}/{name}"))
+    return f"{group}={option} {setting}"
 
 
 def settings_of(config: RunConfig, resolved: Resolved) -> set[str]:
