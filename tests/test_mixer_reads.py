@@ -190,6 +190,21 @@ def test_a_value_residual_begins_in_the_first_of_its_layers(tiny):
     assert learned == ["blocks.2.attn.values.factors"] and torch.isfinite(model(TOKENS)).all()
 
 
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ("ffn=gelu ffn.layers=[0]", r"ffn=swiglu, have d_ff 64 too, not their published 40"),
+        ("ffn=moe ffn.layers=[0]", r"ffn=swiglu, have d_ff 24 too, not their published 40"),
+        ("ffn=gelu", ""),
+        ("ffn=geglu ffn.layers=[0]", ""),
+        ("ffn=gelu ffn.layers=[0] d_ff_ratio=4", ""),
+    ],
+)
+def test_layers_that_get_the_ffn_width_of_the_others_say_so(tiny, overrides, says):
+    notes = [note for note in tiny(*overrides.split()).resolved.notes if "d_ff" in note and "ffn.layers" in note]
+    assert len(notes) == bool(says) and re.search(says, " ".join(notes))
+
+
 def test_a_mixture_of_experts_may_be_beside_convolutions_of_attention(tiny_run):
     off = ("conv=canon", "conv.ffn_in=off", "conv.ffn_hidden=off")
     assert train(compose(tiny_run("ffn=moe", *off, "train.steps=2")), quiet=True)
