@@ -202,12 +202,10 @@ def check_mixer(config: RunConfig, resolved: Resolved) -> None:
         if source := resolved.prescribed.get(key):
             raise ConfigError(problem, f"{mixer} {source}", f"another {source.partition('=')[0]}, or mixer=attention")
         raise ConfigError(problem, f"{mixer} {key}={value}", f"{key}={idle[0]}")
-    first, reading = (
-        min(layers_of(config, config.value)),
-        sorted(acting_layers(config) & config.layers_reading("value")),
-    )
-    if config.value.name == "residual" and first not in config.layers_reading("value"):
+    reading, first = config.layers_reading("value"), min(layers_of(config, config.value))
+    if config.value.name == "residual" and first not in reading:
         problem = f"value=residual adds the values of layer {first}, and {mixer} has none there"
+        reading = sorted(reading & acting_layers(config))
         fix = f"value.layers={show(reading)}" if len(reading) > 1 else "value=none value.layers=all"
         raise ConfigError(problem, f"{mixer} mixer.layers={show(config.mixer.keys['layers'])} value=residual", fix)
 
@@ -231,9 +229,7 @@ def acting_layers(config: RunConfig) -> set[int]:
         return layers
     every_other = {*range(last, -1, -2)}
     if layers.isdisjoint(every_other):
-        problem = (
-            "value=gated_embedding acts in the last layer, the third to last and so on, so it would change nothing"
-        )
+        problem = "value=gated_embedding acts in every other layer, the last included, so it would change nothing"
         got = f"value.layers={show(sorted(layers))} model.n_layers={last + 1}"
         raise ConfigError(problem, got, f"value.layers={show(sorted(every_other))}")
     return layers & every_other
@@ -318,9 +314,8 @@ def apply_rules(config: RunConfig, resolved: Resolved, chosen: dict[str, OptionF
                 if not values:  # a key of an option that was not chosen
                     group = key.partition(".")[0]
                     got = f"{name} {group}={getattr(config, group).name}"
-                    raise ConfigError(
-                        f"{name} needs {_spelled(allowed[0])}: {reason}", got, fix or with_key(allowed[0])
-                    )
+                    fix = fix or with_key(allowed[0])
+                    raise ConfigError(f"{name} needs {_spelled(allowed[0])}: {reason}", got, fix)
                 setting = next((value for value in values if not value.endswith("=auto")), values[0])
                 raise ConfigError(f"{name} cannot have {setting}: {reason}", f"{name} {setting}", fix or allowed[0])
         broken = sorted(rule for rule in option.warns if holds(rule, settings, numbers))
