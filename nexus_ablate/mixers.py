@@ -62,6 +62,7 @@ class MultiHead(Mixer):
             parts.rotates
             or self.qk_norm.norms_keys
             or self.gate.site == "key"
+            or self.conv_key.acts  # of fewer keys at the beginning
             or config.kv_bias != "off"
             or config.clip_qkv != "off"
             or not self.core.score.dot

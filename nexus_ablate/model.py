@@ -50,7 +50,7 @@ class GPT(nn.Module):
             d_ff=resolved.d_ff,
             context=model.context,
             vocab_size=vocab_size,
-            nope_layers=nope_layers(config),
+            nope_layers=resolved.nope_layers,
         )
 
         def norm(site: str, width: int = model.d_model, layer: int | None = None) -> nn.Module:
@@ -178,14 +178,6 @@ def _recomputed(block: nn.Module, stream: Any, context: Context) -> tuple[Any, .
     context = context.for_one_block()
     stream = block(stream, context)
     return stream, context.store, context.losses, context.figures, context.sums
-
-
-def nope_layers(config: RunConfig) -> frozenset[int]:
-    """The layers without positions, from 0."""
-    every, n_layers = config.resolved.nope_every, config.model.n_layers
-    if isinstance(every, list):
-        return frozenset(every)
-    return frozenset() if isinstance(every, str) else frozenset(range(every - 1, n_layers, every))
 
 
 def build_model(config: RunConfig, vocab_size: int = 256) -> GPT:

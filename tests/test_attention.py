@@ -247,6 +247,8 @@ def test_sinks_start_and_decay_by_the_role_of_what_they_stand_for(tiny):
         (("attn_softcap=1",), True),
         (("kv_bias=key",), True),
         (("gate=elementwise", "gate.site=key"), True),
+        (("conv=canon",), True),
+        (("conv=canon", "conv.qkv=off"), False),
     ],
 )
 def test_a_key_bias_is_left_out_exactly_where_it_could_not_act(tiny, overrides, acts):

@@ -12,7 +12,7 @@ from tensors import TOKENS
 
 from nexus_ablate.axes.mixer import MIXER
 from nexus_ablate.cli import main
-from nexus_ablate.config.compose import differences
+from nexus_ablate.config.compose import compose, differences
 from nexus_ablate.config.options import option_files
 from nexus_ablate.config.plugins import VARIABLE, add_plugins
 from nexus_ablate.config.rules import READ_BY_MIXERS, check_settings
@@ -21,6 +21,7 @@ from nexus_ablate.measure.evaluation import NotDefined, Subject
 from nexus_ablate.measure.evaluation.intervention import Intervention
 from nexus_ablate.measure.evaluation.streaming import Streaming
 from nexus_ablate.model import build_model
+from nexus_ablate.training.session import train
 
 AVERAGE = '''
 import torch
@@ -98,7 +99,7 @@ def test_a_choice_that_the_mixer_does_not_read_is_refused_in_three_lines(average
 @pytest.mark.parametrize("key", SET)
 def test_a_choice_that_the_mixer_of_one_layer_reads_is_accepted(average, tiny, key):
     average()
-    tiny("mixer=average", "mixer.layers=[0]", *SET[key].split())
+    tiny("mixer=average", "mixer.layers=[2]", "model.n_layers=3", *SET[key].split())
 
 
 def test_an_option_in_layers_whose_mixers_do_not_read_it_is_refused(average, tiny):
@@ -187,6 +188,26 @@ def test_a_value_residual_begins_in_the_first_of_its_layers(tiny):
     model = build_model(tiny("value=residual", "value.learned=on", "value.layers=[1,2]", "model.n_layers=3"), 11)
     learned = [name for name, _ in model.named_parameters() if name.endswith("values.factors")]
     assert learned == ["blocks.2.attn.values.factors"] and torch.isfinite(model(TOKENS)).all()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ("ffn=gelu ffn.layers=[0]", r"ffn=swiglu, have d_ff 64 too, not their published 40"),
+        ("ffn=moe ffn.layers=[0]", r"ffn=swiglu, have d_ff 24 too, not their published 40"),
+        ("ffn=gelu", ""),
+        ("ffn=geglu ffn.layers=[0]", ""),
+        ("ffn=gelu ffn.layers=[0] d_ff_ratio=4", ""),
+    ],
+)
+def test_layers_that_get_the_ffn_width_of_the_others_say_so(tiny, overrides, says):
+    notes = [note for note in tiny(*overrides.split()).resolved.notes if "d_ff" in note and "ffn.layers" in note]
+    assert len(notes) == bool(says) and re.search(says, " ".join(notes))
+
+
+def test_a_mixture_of_experts_may_be_beside_convolutions_of_attention(tiny_run):
+    off = ("conv=canon", "conv.ffn_in=off", "conv.ffn_hidden=off")
+    assert train(compose(tiny_run("ffn=moe", *off, "train.steps=2")), quiet=True)
 
 
 def test_layers_of_a_mixture_of_experts_are_between_dense_ones(tiny):

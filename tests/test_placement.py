@@ -384,4 +384,5 @@ def test_lns_takes_the_authors_init_without_depth_scaling(tiny):
 
 def test_rezero_says_that_the_norm_axis_has_no_effect(tiny):
     assert any("no norm at all" in note for note in tiny("placement=rezero").resolved.notes)
-    assert not any("no norm at all" in note for note in tiny("placement=rezero", "placement.norm=on").resolved.notes)
+    for norm in ("placement.norm=on", "final_norm=on", "embed_norm=on"):
+        assert not any("no norm at all" in note for note in tiny("placement=rezero", norm).resolved.notes)

@@ -30,6 +30,14 @@ PAGE = Path(__file__).resolve().parents[1].joinpath("docs", "adding_an_option.md
 FILES = dict(re.findall(r"^`(my_options/\S+)`\n\n```\w+\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL))
 CLASS, YAML = FILES["my_options/my_norm.py"], FILES["my_options/norm/my_norm.yaml"]
 
+SPELLINGS = {
+    "optim.lr=1e-4": "optim.lr=0.0001",
+    "norm.eps=1e-6": "norm.eps=1e-06",
+    "model.dropout=0.0": "model.dropout=0",
+    "tie_embeddings=true": "tie_embeddings=on",
+}
+"""Values that a rule may not have, and how they are compared."""
+
 
 def block(language: str) -> str:
     """The one code block of a language that is not a file."""
@@ -184,6 +192,18 @@ def test_the_files_of_a_plugin_may_import_each_other(plugin):
         ),
         ({"norm/my_norm.yaml": f"{YAML}warns: {{bias=on norm.gain_inti@ffn=0: why}}\n"}, "try: norm.gain_init"),
         ({"norm/my_norm.yaml": f"{YAML}only: {{optm=adamw: why}}\n"}, "try: optim"),
+        (
+            {"norm/my_norm.yaml": f"{YAML}only: {{placement.norms=2: why}}\n"},
+            "needs placement.norms=2: why\n.*placement=pre\n.*try: placement=parallel placement.norms=2",
+        ),
+        *(
+            ({"norm/my_norm.yaml": f"{YAML}warns: {{{typed}: why}}\n"}, f"spelled otherwise\n.*{typed}\n.*: {spelled}$")
+            for typed, spelled in SPELLINGS.items()
+        ),
+        (
+            {"norm/my_norm.yaml": f"{YAML}warns: {{gate.site=sdap: why}}\n"},
+            "never hold: gate.site takes.*\n.*\n.*=sdpa",
+        ),
         ({"norm/my_norm.yaml": f"{YAML}warns: {{init=xaviar: why}}\n"}, "names an option.*\n.*\n.*try: init=xavier"),
         ({"nrom/my_norm.yaml": YAML}, "try: norm"),
         ({"norm/rms.yaml": YAML, "rms.py": CLASS}, "norm=rms already exists"),
@@ -203,6 +223,14 @@ def test_a_rule_that_compares_a_number_does_not_hold_where_its_key_is_auto(plugi
     folder = plugin({"norm/my_norm.yaml": YAML + limit})
     notes = compose(overrides, plugins=[folder]).resolved.notes
     assert any("too many" in note for note in notes) == warned
+
+
+def test_a_rule_holds_in_the_spelling_that_is_suggested(plugin):
+    rules = ", ".join(f"{spelled}: because of {spelled}" for spelled in SPELLINGS.values())
+    typed = ["norm=my_norm", *SPELLINGS]
+    folder = plugin({"norm/my_norm.yaml": f'{YAML}warns: {{{rules}, "window=[4,0]": no}}\n'})
+    notes = " ".join(compose(typed, plugins=[folder]).resolved.notes)
+    assert all(f"because of {spelled}" in notes for spelled in SPELLINGS.values())
 
 
 @pytest.mark.parametrize("group", CLASSES)
@@ -239,7 +267,8 @@ def test_a_broken_class_file_is_refused_with_its_line_when_it_is_built(plugin, t
     ("prescribed", "says"),
     [
         ("embed_scale: foo", "embed_scale takes"),
-        ("init: fan_inn", "prescribes an init that does not exist"),
+        ("init: fan_inn", "prescribes an option of init that does not exist"),
+        ("qk_norm: rms", "which only a placement can"),
         ("nope_every: 4", ""),
         ("nope_every: [0]", ""),
     ],
@@ -251,6 +280,13 @@ def test_a_value_that_an_option_prescribes_is_checked(plugin, prescribed, says):
             compose(["norm=my_norm"])
     else:
         assert str(compose(["norm=my_norm"]).resolved.nope_every) == prescribed.partition(": ")[2]
+
+
+def test_a_placement_prescribes_a_qk_norm_that_exists(plugin):
+    placement = "# An example.\nname: my_place\nprescribes: {qk_norm: rmss}\n"
+    add_plugins([plugin({"my_place.py": CLASS, "placement/my_place.yaml": placement})])
+    with pytest.raises(ConfigError, match=r"an option of qk_norm that does not exist\n.*rmss.*\n.*: rms$"):
+        compose(["placement=my_place"])
 
 
 def test_a_mistake_with_a_plugin_is_three_lines_status_2_and_no_torch(tmp_path):

@@ -112,6 +112,16 @@ def test_a_model_that_transformers_cannot_run_is_refused():
         structure(config_of("phi", hidden_size=65, num_attention_heads=4, intermediate_size=64))
 
 
+def test_a_rotation_of_too_few_channels_is_refused_with_a_share_that_is_proved():
+    def rotating(share):
+        rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": share}
+        return config_of("phi", hidden_size=64, num_attention_heads=4, intermediate_size=64, rope_parameters=rope)
+
+    with pytest.raises(ConfigError, match=r"at least 4 of them\n.*=0.02, head_dim=16\n.*partial_rotary_factor=0.25"):
+        structure(rotating(0.02))
+    assert structure(rotating(0.25)).difference < 1e-9
+
+
 @pytest.mark.parametrize("kind", ["arcee", "seed_oss"])
 def test_a_type_without_a_family_is_accepted_if_the_proof_accepts_it(kind):
     assert kind not in FAMILIES and structure(config_of(kind)).difference < 1e-9

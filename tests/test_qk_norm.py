@@ -93,6 +93,32 @@ def test_the_norm_is_before_the_rotation_or_after_it(tiny, after):
     torch.testing.assert_close(seen, [*expected])
 
 
+@pytest.mark.parametrize(
+    ("overrides", "kept"),
+    [
+        ("position=rope", True),
+        ("position=transformer_xl", True),
+        ("position=alibi", False),
+        ("position=t5 gate=none", False),
+        ("position=alibi conv=canon", True),
+        ("position=alibi gate=elementwise gate.site=key", True),
+        ("position=alibi attention=luong_general", True),
+    ],
+)
+def test_a_norm_after_a_rotation_that_is_not_there_is_one_before_it(tiny, overrides, kept):
+    """With nothing else between the two places; proved with random gains."""
+    after = tiny("qk_norm=rms", "qk_norm.after_rotation=on", *overrides.split())
+    before = tiny("qk_norm=rms", *overrides.split())
+    assert (after.science() != before.science()) is kept
+    before.resolved.qk_norm.keys["after_rotation"] = True  # as it was typed
+    models = [build_model(config, 11) for config in (before, tiny("qk_norm=rms", *overrides.split()))]
+    for model in models:
+        for block in model.blocks:
+            randomise(block)
+    tokens = torch.arange(16).view(2, 8) % 11
+    assert torch.equal(models[0](tokens), models[1](tokens)) is not kept
+
+
 def test_statistics_are_float32_under_autocast(tiny):
     model = build_model(tiny("qk_norm=rms"), 11)
     seen = []

@@ -12,10 +12,12 @@ NO_RULE = ("optim=muon", "optim=adafactor", "init=xavier", "attention=luong_gene
            "embed_scale=sqrt_d", "attn_scale=0.1", "position=transformer_xl", "kv_bias=key", "d_embed=8",
            "mixer=gated_delta")  # fmt: skip
 ROTARY = ("rope", "irope", "rope_interpolated", "rope_llama3", "rope_yarn")
+HYBRID = "model.n_layers=4 mixer=gated_delta mixer.layers=[0,2]"
 CONTRADICTIONS = [
     ("train.steps=5 train.tokens=500", "one budget"),
     ("train.tokens=5 train.flops=500", "one budget"),
     ("train.precision=fp16 norm.fp32=off", "gradients overflow"),
+    ("train.precision=fp16 norm=layer_zero norm.fp32=off", "gradients overflow"),
     ("train.compile=graphs train.grad_accum=2", "do not outlive its next replay"),
     ("norm=batch train.activation_checkpointing=on", "updated twice per step"),
     ("model.head_dim=7", "rotated in pairs"),
@@ -47,6 +49,8 @@ CONTRADICTIONS = [
     ("placement=lns init=small init.branch_scale=on", "scaled twice"),
     *((f"placement={name} qk_norm={norm}", "it is not HybridNorm")
       for name in ("hybridnorm", "hybridnorm_star") for norm in ("rms", "rms_full", "layer", "l2", "q_only", "k_only")),
+    ("placement=hybridnorm qk_norm=qkv qk_norm.layers=[0]", "in every block"),
+    ("placement=hybridnorm_star qk_norm=qkv qk_norm.layers=[0]", "in every block"),
     *((f"attention={score} position={position}", "not a function of i - j")
       for score in ("additive", "luong_concat") for position in ROTARY),
     ("mixer=differential model.n_heads=1", "subtract in pairs"),
@@ -54,9 +58,19 @@ CONTRADICTIONS = [
     ("mixer=gated_delta placement=subln", "normed before the output"),
     ("mixer=gated_delta mixer.expand_k=0.8", "share the keys equally"),
     ("mixer=gated_delta model.n_heads=16", "share the keys equally"),
+    (f"{HYBRID} window=[4,0]", "window=[4,0] would change nothing"),
+    (f"{HYBRID} nope_every=[0,2]", "nope_every=[0,2] would change nothing"),
+    (f"{HYBRID} position=irope nope_every=[0,2]", "nope_every=[0,2] would change nothing"),
+    (f"{HYBRID} nope_every=[1,3]", "no layer has positions"),
+    (f"{HYBRID} nope_every=2 position=alibi", "no layer has positions"),
+    (f"{HYBRID} value=residual", "adds the values of layer 0"),
+    ("model.n_layers=4 mixer=gated_delta mixer.layers=[1] value.layers=[1,2] value=residual", "values of layer 1"),
+    ("model.n_layers=4 mixer=gated_delta mixer.layers=[1,3] value=gated_embedding", "would change nothing"),
+    ("model.n_layers=4 value=gated_embedding value.layers=[0,2]", "would change nothing"),
     ("ffn=moe ffn.active=9", "not so many experts"),
     ("ffn=moe bias=on", "experts have no biases"),
     ("ffn=moe conv=canon", "no neighbours in time"),
+    ("conv=canon conv.ffn_in=off ffn=moe", "no neighbours in time"),
     ("ffn=moe optim=muon", "takes single ones"),
     ("ffn=xielu ffn.alpha_n=0.4", "plus a positive number"),
     ("conv=canon conv.attn_in=off conv.qkv=off conv.ffn_in=off conv.ffn_hidden=off", "no site has a convolution"),

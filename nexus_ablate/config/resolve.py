@@ -7,6 +7,7 @@ from typing import Any
 
 from nexus_ablate.config.grammar import ratio, show, times_auto
 from nexus_ablate.config.options import (
+    IN_OTHER_LAYERS,
     LATER,
     OPTIONS,
     OTHER_VERSION,
@@ -138,9 +139,12 @@ class Prescriptions:
         scalars = keys_of(RunConfig)
         for option in self.chosen.values():
             for name, value in option.prescribes.items():
-                if name == "init" and value not in option_files("init"):
-                    problem = f"{option.override} prescribes an init that does not exist"
-                    raise unknown(problem, value, option_files("init"))
+                if name in ("init", "qk_norm") and value not in option_files(name):
+                    problem = f"{option.override} prescribes an option of {name} that does not exist"
+                    raise unknown(problem, str(value), option_files(name))
+                if name == "qk_norm" and option.axis != "placement":
+                    problem = f"{option.override} prescribes qk_norm, which only a placement can"
+                    raise ConfigError(problem, f"prescribes: {{qk_norm: {value}}}", "refuses: {qk_norm=none: why}")
                 if name in scalars:
                     scalars[name].accept(name, value)
                 if name not in PRESCRIBABLE and not name.startswith("init."):
@@ -209,13 +213,21 @@ def resolve(config: RunConfig) -> Resolved:
     def on_or_off(bias: str) -> bool:
         return config.bias if bias == "auto" else bias == "on"
 
+    def ffn_width(d_ff_ratio: object) -> int:
+        multiple = config.model.d_ff_multiple
+        return max(1, round(ratio(d_ff_ratio) * config.model.d_model / multiple)) * multiple
+
     prescriptions = Prescriptions(config)
     meaning = prescriptions.meaning
     init, qk_norm = prescriptions.init(), prescriptions.qk_norm()
     model, train = config.model, config.train
     pattern = config.window if isinstance(config.window, list) else [0 if config.window == "off" else config.window]
-    d_ff_ratio = ratio(meaning("d_ff_ratio") or 4)
-    d_ff = max(1, round(d_ff_ratio * model.d_model / model.d_ff_multiple)) * model.d_ff_multiple
+    d_ff = ffn_width(meaning("d_ff_ratio") or 4)
+    layers, others = show(config.ffn.keys["layers"]), option_files("ffn")[IN_OTHER_LAYERS["ffn"]]
+    published = ffn_width(others.prescribes["d_ff_ratio"])
+    if layers != "all" and config.d_ff_ratio == "auto" and published != d_ff:
+        note = f"the other layers, with {others.override}, have d_ff {d_ff} too, not their published {published}"
+        prescriptions.notes.append(f"ffn.layers={layers}: {note}; d_ff_ratio sets that of all")
     tokens_per_step = train.batch_size * train.grad_accum * model.context
     tokens = default_tokens(model) if train.tokens == "auto" else train.tokens
     steps: int = -(-tokens // tokens_per_step)

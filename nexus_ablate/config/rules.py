@@ -9,14 +9,17 @@ from typing import Any
 
 from nexus_ablate.config.evaluations import SHIPPED, evaluation_of
 from nexus_ablate.config.grammar import compare_numbers, factors_by_role, is_comparison, names_in, show
-from nexus_ablate.config.groups import GROUPS, keys_under, option_names
+from nexus_ablate.config.groups import GROUPS, keys_of_file, keys_under, option_names
 from nexus_ablate.config.options import (
     IN_OTHER_LAYERS,
+    Option,
     OptionFile,
     option_files,
 )
+from nexus_ablate.config.override_syntax import read_override
 from nexus_ablate.config.roles import DECAYED
 from nexus_ablate.config.run_config import MEANT, Resolved, RunConfig, by_key
+from nexus_ablate.config.spelling import norm_sites
 from nexus_ablate.errors import ConfigError, unknown
 
 READ_BY_MIXERS: dict[str, tuple[str, ...]] = {
@@ -185,16 +188,70 @@ def check_mixer(config: RunConfig, resolved: Resolved) -> None:
     values["qk_norm"] = resolved.qk_norm.name
     if resolved.n_kv_heads == config.model.n_heads:
         values["n_kv_heads"] = "auto"
+    check_positions(config, resolved)
     for key, idle in READ_BY_MIXERS.items():
         value, axis = show(values.get(key, idle[0])), key.partition(".")[0]
-        layers = options[axis].keys.get("layers", "all") if axis in options else "all"
-        chosen = range(config.model.n_layers) if layers == "all" else layers
+        chosen = layers_of(config, options[axis]) if axis in options else {*range(config.model.n_layers)}
+        if key == "value":
+            chosen = acting_layers(config)
+        if key == "window" and any(resolved.windows):
+            chosen = {layer for layer in chosen if resolved.windows[layer]}
         if value in idle or not config.layers_reading(key).isdisjoint(chosen):
             continue
         problem = f"{mixer} does not read {key}, so {key}={value} would change nothing"
         if source := resolved.prescribed.get(key):
             raise ConfigError(problem, f"{mixer} {source}", f"another {source.partition('=')[0]}, or mixer=attention")
         raise ConfigError(problem, f"{mixer} {key}={value}", f"{key}={idle[0]}")
+    reading, first = config.layers_reading("value"), min(layers_of(config, config.value))
+    if config.value.name == "residual" and first not in reading:
+        problem = f"value=residual adds the values of layer {first}, and {mixer} has none there"
+        reading = sorted(reading & acting_layers(config))
+        fix = f"value.layers={show(reading)}" if len(reading) > 1 else "value=none value.layers=all"
+        raise ConfigError(problem, f"{mixer} mixer.layers={show(config.mixer.keys['layers'])} value=residual", fix)
+
+
+def layers_of(config: RunConfig, option: Option) -> set[int]:
+    """The layers that have an option of an axis, whatever it does in them."""
+    layers = option.keys.get("layers", "all")
+    return {*range(config.model.n_layers)} if layers == "all" else {*layers}
+
+
+def acting_layers(config: RunConfig) -> set[int]:
+    """The layers whose values the option of the value axis changes, if their mixer reads it.
+
+    Raises:
+        ConfigError: Its `layers` has none of those in which it acts.
+    """
+    layers, last = layers_of(config, config.value), config.model.n_layers - 1
+    if config.value.name == "residual":
+        return layers - {min(layers)} or layers
+    if config.value.name != "gated_embedding":
+        return layers
+    every_other = {*range(last, -1, -2)}
+    if layers.isdisjoint(every_other):
+        problem = "value=gated_embedding acts in every other layer, the last included, so it would change nothing"
+        got = f"value.layers={show(sorted(layers))} model.n_layers={last + 1}"
+        raise ConfigError(problem, got, f"value.layers={show(sorted(every_other))}")
+    return layers & every_other
+
+
+def check_positions(config: RunConfig, resolved: Resolved) -> None:
+    """Check that `nope_every` takes the positions from some, but not from all layers whose mixer reads them.
+
+    Raises:
+        ConfigError: It takes them from none, or from all.
+    """
+    reading, without = config.layers_reading("position"), resolved.nope_layers
+    if not without or not reading or config.nope_every == "auto":
+        return
+    mixer, nope = f"mixer={config.mixer.name}", f"nope_every={show(config.nope_every)}"
+    got = f"{mixer} mixer.layers={show(config.mixer.keys['layers'])} {nope}"
+    if reading.isdisjoint(without):
+        fix = "position=rope nope_every=off" if config.position.name == "irope" else "nope_every=off"
+        raise ConfigError(f"{mixer} does not read position in these layers, so {nope} would change nothing", got, fix)
+    if reading <= without and config.position.name != "irope":  # which acts in layers without positions too
+        problem = "no layer has positions, so the choice of position does nothing"
+        raise ConfigError(problem, got, "position=none nope_every=off")
 
 
 def without_effect(config: RunConfig, resolved: Resolved) -> list[str]:
@@ -221,7 +278,7 @@ def apply_rules(config: RunConfig, resolved: Resolved, chosen: dict[str, OptionF
         ConfigError: An option refuses this configuration.
     """
     check_mixer(config, resolved)
-    settings, warnings = settings_of(config, resolved, chosen["placement"]), []
+    settings, warnings = settings_of(config, resolved), []
     sizes = {n: v for n, v in vars(config.model).items() if isinstance(v, int)}
     sizes |= {"head_dim": resolved.head_dim, "n_kv_heads": resolved.n_kv_heads}
     files = [*chosen.values(), option_files("data")[config.data.name]]
@@ -253,8 +310,13 @@ def apply_rules(config: RunConfig, resolved: Resolved, chosen: dict[str, OptionF
             if settings.isdisjoint(allowed):
                 key = allowed[0].partition("=")[0]
                 values = sorted(setting for setting in settings if setting.startswith(f"{key}="))
-                setting = next((value for value in values if not value.endswith("=auto")), values[0])
                 reason, _, fix = text.partition("; try: ")
+                if not values:  # a key of an option that was not chosen
+                    group = key.partition(".")[0]
+                    got = f"{name} {group}={getattr(config, group).name}"
+                    fix = fix or with_key(allowed[0])
+                    raise ConfigError(f"{name} needs {_spelled(allowed[0])}: {reason}", got, fix)
+                setting = next((value for value in values if not value.endswith("=auto")), values[0])
                 raise ConfigError(f"{name} cannot have {setting}: {reason}", f"{name} {setting}", fix or allowed[0])
         broken = sorted(rule for rule in option.warns if holds(rule, settings, numbers))
         warnings += [f"{name}{'' if r == name else f' with {_spelled(r)}'}: {option.warns[r]}" for r in broken]
@@ -262,7 +324,7 @@ def apply_rules(config: RunConfig, resolved: Resolved, chosen: dict[str, OptionF
 
 
 def check_settings(option: OptionFile) -> None:
-    """Check that the rules of an option name keys and options that exist: others would never hold.
+    """Check that the rules of an option name keys, options and values that exist: others would never hold.
 
     Raises:
         ConfigError: One does not.
@@ -281,16 +343,48 @@ def check_settings(option: OptionFile) -> None:
         if key in options and value not in options[key]:
             problem = f"a rule of {option.override} names an option that does not exist"
             raise unknown(problem, value, options[key], f"{key}={{}}")
+        if key not in options and setting != "nope_every=on":
+            check_value(option, key, value)
 
 
-def settings_of(config: RunConfig, resolved: Resolved, placement: OptionFile) -> set[str]:
+def check_value(option: OptionFile, key: str, value: str) -> None:
+    """Check that a rule's value of a key is one that some option accepts, spelled as it is compared.
+
+    Raises:
+        ConfigError: It isn't.
+    """
+    group, _, name = key.rpartition(".")
+    members = sorted(option_names(group)) if group else ["config"]
+    files = [keys_of_file(f"{group}/{member}" if group else member) for member in members]
+    refused, problem = None, f"a rule of {option.override} would never hold"
+    for constraint in dict.fromkeys(file[name].constraint for file in files if name in file):
+        try:
+            canonical = show(constraint.accept(key, read_override(f"{key}={value}").values[0]))
+        except ConfigError as error:
+            refused = error
+            continue
+        if canonical == value:
+            return
+        raise ConfigError(f"{problem}: its value is spelled otherwise", f"{key}={value}", f"{key}={canonical}")
+    if refused:
+        raise ConfigError(f"{problem}: {refused.problem}", f"{key}={value}", refused.fix)
+
+
+def with_key(setting: str) -> str:
+    """A setting of an option's key, after the first option that has the key."""
+    group, _, key = setting.partition("=")[0].partition("@")[0].partition(".")
+    option = next(name for name in sorted(option_names(group)) if key in keys_of_file(f"{group}/{name}"))
+    return f"{group}={option} {setting}"
+
+
+def settings_of(config: RunConfig, resolved: Resolved) -> set[str]:
     """All settings that a rule may name, as `key=value`, both as requested and as resolved."""
     values = by_key(config.nested())
     meant = by_key({"init": resolved.init.flat()}) | {name: getattr(resolved, name) for name in MEANT}
     settings = {f"{key}={show(value)}" for key, value in (*values.items(), *meant.items())}
     if resolved.nope_every != "off":
         settings.add("nope_every=on")
-    in_blocks = {site for site, needs in placement.norm_sites.items() if not needs or needs in settings}
+    in_blocks = norm_sites(config, settings)
     outside = {"final"} if resolved.final_norm else set()
     outside |= {"embed"} if config.embed_norm else set()
     sites = gain_sites(config, in_blocks, outside)

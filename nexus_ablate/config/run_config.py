@@ -195,6 +195,14 @@ class Resolved:
     prescribed: dict[str, str] = field(default_factory=dict)
     """The option that determined an `auto`, by key."""
 
+    @property
+    def nope_layers(self) -> frozenset[int]:
+        """The layers without positions, from 0."""
+        every = self.nope_every
+        if isinstance(every, list):
+            return frozenset(every)
+        return frozenset() if isinstance(every, str) else frozenset(range(every - 1, len(self.windows), every))
+
     def flat(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "init": self.init.flat(), "qk_norm": self.qk_norm.flat()}
 

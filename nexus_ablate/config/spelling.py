@@ -7,10 +7,14 @@ from typing import Any
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.groups import choices_of
 from nexus_ablate.config.options import COMMON_KEYS, IN_OTHER_LAYERS, Option, default_option, option_files
-from nexus_ablate.config.run_config import RunConfig
+from nexus_ablate.config.run_config import RunConfig, by_key
 
 BY_LAYER = ("theta", "factor")
 """Keys of the positions whose list has a value for each layer in turn."""
+ROTATES_NOTHING = ("none", "learned", "sinusoidal", "alibi", "t5", "kerple", "fire")
+"""The positions that leave queries and keys as they are."""
+PLAIN_QUERIES = ("dot", "luong_dot")
+"""The scores that leave queries as they are."""
 BYTES = 256
 """Size of the vocabulary of `data.tokenizer=bytes`."""
 
@@ -87,10 +91,22 @@ def unused_keys(config: RunConfig) -> dict[str, str]:
         unused["normalizer.alpha"] = "normalizer.gamma is given"
     if config.gate.keys.get("form") != "mlp":
         unused["gate.hidden"] = f"gate.form={config.gate.keys.get('form')} has no hidden layer"
-    placement = option_files("placement")[config.placement.name]
-    if not any(site.startswith("attn") for site in placement.norm_sites):
-        unused["norm.alpha_attn"] = f"placement={placement.name} has no norm in attention"
+    settings = {f"{key}={show(value)}" for key, value in by_key(config.nested()).items()}
+    placement, sites = f"placement={config.placement.name}", norm_sites(config, settings)
+    if not any(site.startswith("attn") for site in sites):
+        unused["norm.alpha_attn"] = f"{placement} has no norm in attention"
+    if not sites and config.norm_gain_sites == "blocks" and option_files("mixer")[config.mixer.name].plugin is None:
+        unused["norm.gain_init"] = f"{placement} has no norm in its blocks"
+    between = config.conv.name != "none" or config.gate.name != "none" or config.attention.name not in PLAIN_QUERIES
+    if config.position.name in ROTATES_NOTHING and not between:
+        unused["qk_norm.after_rotation"] = f"position={config.position.name} rotates nothing"
     return unused
+
+
+def norm_sites(config: RunConfig, settings: set[str]) -> set[str]:
+    """The sites of the placement's norms under these settings (`key=value`)."""
+    sites = option_files("placement")[config.placement.name].norm_sites
+    return {site for site, needs in sites.items() if not needs or needs in settings}
 
 
 def _set(config: RunConfig, name: str, value: Any) -> None:

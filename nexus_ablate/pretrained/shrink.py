@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from nexus_ablate.errors import ConfigError
 from nexus_ablate.pretrained.families import first
 from nexus_ablate.pretrained.library import parse_config
 
@@ -22,7 +23,7 @@ def shrunk(config: Any) -> tuple[Any, int]:
     power of two. Windows, original contexts and contexts are divided by one number.
 
     Raises:
-        ConfigError: The library refuses the small configuration.
+        ConfigError: The library refuses the small configuration, or too few channels of a head are rotated.
     """
     values = config.to_dict()
     lengths = [value for key, value in walked(values) if key in LENGTHS and value]
@@ -58,7 +59,12 @@ def small_sizes(config: Any) -> dict[str, int]:
     fractions = [value for key, value in walked(config.to_dict()) if key == "partial_rotary_factor" and value]
     fraction = min([first(config, "rotary_dim", default=head_dim) / head_dim, *fractions])
     head_dims = (16, 20, 24, 32, 40, 64, head_dim)
-    small = next(size for size in head_dims if size * fraction >= 4 and int(size * fraction) % 2 == 0)
+    fitting = [size for size in head_dims if size * fraction >= 4 and int(size * fraction) % 2 == 0]
+    if not fitting:
+        problem = "positions rotate an even number of channels of a head, at least 4 of them"
+        got = f"partial_rotary_factor={fraction:g}, head_dim={head_dim}"
+        raise ConfigError(problem, got, f"partial_rotary_factor={max(0.25, 4 / head_dim):g}")
+    small = fitting[0]
     heads = 6 if n_heads & (n_heads - 1) else 4
     groups = heads if n_kv == n_heads else min(n_kv, 2)
     width = heads * (small if head_dim * n_heads == d_model else small + 2)
