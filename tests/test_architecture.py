@@ -162,6 +162,9 @@ def test_no_module_outside_the_axes_branches_on_an_option_s_name():
     names = {name for axis in AXES for name in option_files(axis)} - {"none", "auto"}
     allowed = {
         ("config", "rope"),  # an even head width, checked before torch is there
+        ("config", "irope"),  # which acts in layers without positions, likewise
+        ("config", "residual"),  # the layer whose values it adds, likewise
+        ("config", "gated_embedding"),  # the layers in which it acts, likewise
         ("model", "learned"),  # embed_scale=learned, not position=learned
         ("bench", "norm"),  # the axis, not gate=norm
         ("measure", "attention"),  # the component, not mixer=attention

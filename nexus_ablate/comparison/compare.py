@@ -206,6 +206,8 @@ def _study_folder(path: Path) -> tuple[Path, str]:
     """
     path = Path(os.path.abspath(path)) if path.exists() else path  # `.` has no name
     inner = sorted({run.parents[2] for run in path.glob("*/*/*/status.json")})
+    if len(inner) == 1:
+        return _study_folder(inner[0])
     if inner and not (path / "study.yaml").exists():
         fix = shlex.join(["nexus-ablate", "compare", *map(nearer, inner[:3])])
         raise ConfigError("these are several folders of runs, and each is compared by itself", nearer(path), fix)

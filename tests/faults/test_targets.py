@@ -60,7 +60,8 @@ OUTPUTS = [(verb, flag) for verb in all_verbs() for flag in verb.flags if flag.t
 
 @pytest.mark.parametrize(("verb", "flag"), OUTPUTS, ids=[f"{verb.name}{flag.name}" for verb, flag in OUTPUTS])
 def test_an_output_of_any_verb_replaces_an_existing_file_only_with_force(tmp_path, verb, flag):
-    file = tmp_path / ("notes.png" if "picture" in flag.meaning or "chart" in flag.meaning else "notes.md")
+    ending = "png" if "picture" in flag.meaning else "yaml" if flag.name == "--new" else "md"
+    file = tmp_path / f"notes.{ending}"
     verb.parse(["word", flag.name, str(file)])
     file.touch()
     with pytest.raises(errors.ConfigError, match="would replace an existing file") as refused:
