@@ -163,8 +163,11 @@ def answers(rows: list[Finding]) -> str:
             lines.append(
                 f"| {row.question} | {row.answer} | {row.interval('pico')} | {row.interval('femto')} | {worth} |"
             )
-    if open_ := [row.question for row in rows if not row.values]:
-        lines += ["", f"Asked, and not trained yet: {' '.join(open_)}"]
+    untrained = [row.question for row in rows if not row.values]
+    if untrained:
+        lines += ["", f"Asked, and not trained yet: {' '.join(untrained)}"]
+    if len(untrained) == len(rows):
+        return lines[-1]
     trained = sum(len(row.values) for row in rows)
     by_chance = 0.05 * trained
     chance = f"If nothing mattered, about {by_chance:.1f} of these {trained} intervals would still exclude 0."
