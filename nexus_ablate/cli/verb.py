@@ -26,7 +26,7 @@ class Verb:
     """One verb: `nexus-ablate NAME ...`.
 
     Attributes:
-        name: The name as typed, which is also its module's.
+        name: The name as typed; its module has the same name, with underscores.
         summary: One line of `nexus-ablate --help`.
         takes: Its positional arguments in the help: `DIR...`, `[KEY=VALUE ...]`.
         examples: Command lines without `nexus-ablate`, each with an explanation ('' if it is obvious).
@@ -227,12 +227,12 @@ def _is_flag(word: str) -> bool:
 def verb_names() -> list[str]:
     """The names of all verbs, each of which is a module of this folder. Imports none of them."""
     names = sorted(path.stem for path in Path(__file__).parent.glob("*.py"))
-    return [name for name in names if name not in NO_VERBS]
+    return [name.replace("_", "-") for name in names if name not in NO_VERBS]
 
 
 def verb_module(name: str) -> ModuleType:
     """The module of a verb, with its `VERB` and `run(words, flags)`, which returns the exit status."""
-    return importlib.import_module(f"nexus_ablate.cli.{name}")
+    return importlib.import_module(f"nexus_ablate.cli.{name.replace('-', '_')}")
 
 
 def all_verbs() -> list[Verb]:
