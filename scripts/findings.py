@@ -22,7 +22,8 @@ import panel
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 FOLDER = DOCS / "findings"
 SIZES = {"pico": "", "femto": "_femto"}
-"""What the name of a study ends in at each size."""
+"""What the name of a study ends in at each size, the larger first."""
+UNFINISHED = ("INCOMPLETE", "TOO FEW SEEDS")
 OF_A_TABLE = ("setting", "unit", "level", "cells", "basis")
 OF_A_ROW = (
     *(
@@ -35,6 +36,7 @@ OF_A_ROW = (
         "delta",
         "low",
         "high",
+        "level",
         "p",
         "n",
         "spread",
@@ -59,10 +61,13 @@ class Finding:
 
     @property
     def answer(self) -> str:
-        """What the smallest trained size says, as a sentence."""
-        for values in self.values.values():
-            return answer(self.subject, values)
-        return "Not trained yet."
+        """What the largest trained size says, as a sentence."""
+        return next((answer(self.subject, values) for values in self.values.values()), "Not trained yet.")
+
+    @property
+    def signs(self) -> list[bool]:
+        """Whether the arm is worse, at each size that decides it."""
+        return [values["delta"] > 0 for values in self.values.values() if values["word"] in ("BETTER", "WORSE")]
 
     def interval(self, size: str) -> str:
         values = self.values.get(size, {})
@@ -100,7 +105,7 @@ def row_values(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def values_of(source: str, size: str) -> dict[str, Any] | None:
-    """The row of a kept comparison that `STUDY[@SETTING] ARM ENDPOINT` names; None before it is trained."""
+    """The row of a kept comparison that `STUDY[@SETTING] ARM ENDPOINT` names; None before all of it is trained."""
     folder, arm, endpoint = source.split()
     study, _, setting = folder.partition("@")
     file = FOLDER / f"{study}{SIZES[size]}.json"
@@ -109,7 +114,8 @@ def values_of(source: str, size: str) -> dict[str, Any] | None:
     for table in json.loads(file.read_text(encoding="utf-8")):
         for row in table["rows"]:
             if (table["setting"], row["arm"], row["endpoint"]) == (setting, arm, endpoint):
-                return row | {"unit": table["unit"], "basis": table["basis"], "warnings": table["warnings"]}
+                facts = {name: table[name] for name in ("unit", "basis", "warnings")}
+                return None if row["word"] in UNFINISHED else row | facts
     raise SystemExit(f"{file} has no row of {source}")
 
 
@@ -140,13 +146,23 @@ def paragraph(row: Finding, size: str, values: dict[str, Any]) -> str:
     in_bits = values["val_bpb"] / values["mean"] * values["delta"] if values["endpoint"] == "val_loss" else None
     bits = "" if in_bits is None else f", {in_bits:+.4f} bits per byte"
     worth = f" It is worth {values['worth']} of the compute." if values.get("worth") else ""
+    beside = on_bytes(values, size) if values["endpoint"] == "val_loss" else ""
     hours = 2 * values["n"] * values["seconds"] / 3600
     at_size = "" if size == "pico" else f" model={size} name={study}{SIZES[size]}"
     command = f"nexus-ablate study docs/findings/{study}.yaml train.compile=off{at_size}"
     return (
-        f"- **{size}**: {values['verdict']}, {values['sentence']}{bits}.{worth} {values['basis']}. "
+        f"- **{size}**: {values['verdict']}, {values['sentence']}{bits}.{worth} {values['basis']}.{beside} "
         f"{hours:.1f} core hours with its baseline: `{command}`"
     )
+
+
+def on_bytes(values: dict[str, Any], size: str) -> str:
+    """What the same change did to models that read Python as bytes; "" where none were trained."""
+    for change in panel.changes().values():
+        if change["arm"] == values["overrides"] and "baseline" not in change:
+            found = panel.outcome(change, size, panel.read_losses())
+            return f" On Python as bytes: {found.interval}, three seeds, each at its best rate." if found else ""
+    return ""
 
 
 def replaced(page: str, mark: str, text: str) -> str:
@@ -168,10 +184,16 @@ def answers(rows: list[Finding]) -> str:
         lines += ["", f"Asked, and not trained yet: {' '.join(untrained)}"]
     if len(untrained) == len(rows):
         return lines[-1]
-    trained = sum(len(row.values) for row in rows)
-    by_chance = 0.05 * trained
-    chance = f"If nothing mattered, about {by_chance:.1f} of these {trained} intervals would still exclude 0."
-    return "\n".join([*lines, "", chance])
+    levels = [values["level"] for row in rows for values in row.values.values() if "level" in values]
+    decided = [row.signs for row in rows if len(row.signs) == len(SIZES)]
+    alike = sum(len(set(signs)) == 1 for signs in decided)
+    lines += [
+        "",
+        f"If nothing mattered, about {sum(levels):.1f} of these {len(levels)} intervals would still exclude 0.",
+    ]
+    if decided:
+        lines.append(f"Both sizes decide {len(decided)} of the questions, {alike} of these with the same sign.")
+    return "\n".join(lines)
 
 
 def records(rows: list[Finding]) -> str:

@@ -40,10 +40,19 @@ class Outcome:
         return self.low > 0 or self.high < 0
 
     @property
+    def interval(self) -> str:
+        return f"{self.delta:+.3f} ({self.low:+.3f} to {self.high:+.3f})"
+
+    @property
     def text(self) -> str:
         sign = "right" if self.is_right else "wrong"
         decided = "" if self.is_decided else ", not decided"
-        return f"{self.delta:+.3f} ({self.low:+.3f} to {self.high:+.3f}) {sign}{decided}"
+        return f"{self.interval} {sign}{decided}"
+
+
+def changes() -> dict[str, dict[str, Any]]:
+    """The rows of panel.yaml by name."""
+    return yaml.safe_load((FOLDER / "panel.yaml").read_text(encoding="utf-8"))
 
 
 def read_losses() -> dict[tuple[str, str], Losses]:
@@ -115,14 +124,13 @@ def score(size: str, scored: dict[str, dict[str, Any]], losses: dict[tuple[str, 
 
 def section() -> str:
     """The section as Markdown."""
-    changes = yaml.safe_load((FOLDER / "panel.yaml").read_text(encoding="utf-8"))
-    losses = read_losses()
-    scored = {name: change for name, change in changes.items() if "contested" not in change}
+    rows, losses = changes(), read_losses()
+    scored = {name: change for name, change in rows.items() if "contested" not in change}
     lines = []
     for size in SIZES:
         lines += [score(size, scored, losses), ""]
     lines += ["| change | published | femto | pico | source |", "|---|---|---|---|---|"]
-    lines += [table_row(name, change, losses) for name, change in changes.items()]
+    lines += [table_row(name, change, losses) for name, change in rows.items()]
     return "\n".join(lines) + "\n"
 
 
