@@ -23,31 +23,24 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 FOLDER = DOCS / "findings"
 SIZES = {"pico": "", "femto": "_femto"}
 """What the name of a study ends in at each size, the larger first."""
-UNFINISHED = ("INCOMPLETE", "TOO FEW SEEDS")
-OF_A_TABLE = ("setting", "unit", "level", "cells", "basis")
+DECIDED = ("BETTER", "WORSE")
+AT_THE_OTHER = {
+    "BETTER": "it is better",
+    "WORSE": "it is worse",
+    "EQUIVALENT": "it makes no such difference",
+    "INCONCLUSIVE": "that is not decided",
+}
 OF_A_ROW = (
-    *(
-        "endpoint",
-        "arm",
-        "overrides",
-        "word",
-        "verdict",
-        "sentence",
-        "delta",
-        "low",
-        "high",
-        "level",
-        "p",
-        "n",
-        "spread",
-        "needed",
-    ),
-    *("worth", "worth_low", "worth_high", "worth_per_flop", "mean", "sd", "val_bpb", "params_share", "flops_share"),
-    *("tokens", "seconds", "failed"),
+    *("endpoint", "arm", "overrides", "is_baseline", "word", "verdict", "sentence", "unit"),
+    *("delta", "low", "high", "level", "p", "n", "spread", "needed", "worth", "worth_per_flop"),
+    *("mean", "val_bpb", "tokens", "seconds"),
 )
 ROW = re.compile(
     r"^## (?P<question>.+)\n(?:(?!## ).*\n)*?<!-- result: (?P<source>.+) as (?P<subject>.+) -->\n", re.MULTILINE
 )
+
+Values = dict[str, Any]
+"""What is kept of a row of a comparison, and of its table."""
 
 
 @dataclass(frozen=True)
@@ -57,33 +50,44 @@ class Finding:
     question: str
     source: str
     subject: str
-    values: dict[str, dict[str, Any]]
+    values: dict[str, Values]
 
     @property
     def answer(self) -> str:
-        """What the largest trained size says, as a sentence."""
-        return next((answer(self.subject, values) for values in self.values.values()), "Not trained yet.")
-
-    @property
-    def signs(self) -> list[bool]:
-        """Whether the arm is worse, at each size that decides it."""
-        return [values["delta"] > 0 for values in self.values.values() if values["word"] in ("BETTER", "WORSE")]
+        """What the sizes say, as a sentence."""
+        words = [values["word"] for values in self.values.values()]
+        if set(DECIDED) <= set(words):
+            return "The sizes disagree."
+        (size, first), *others = self.values.items()
+        text = claim(self.subject, first)
+        if not others:
+            return f"{text} at {size}."
+        (other, second) = others[0]
+        return f"{text} at {size}, and {AT_THE_OTHER.get(second['word'], second['verdict'])} at {other}."
 
     def interval(self, size: str) -> str:
         values = self.values.get(size, {})
         return f"{values['delta']:+.3f} ({values['low']:+.3f} to {values['high']:+.3f})" if "low" in values else "–"
 
+    def worth(self, size: str) -> str:
+        values = self.values.get(size, {})
+        return values.get("worth", "–") if values.get("word") in DECIDED else "–"
 
-def answer(subject: str, values: dict[str, Any]) -> str:
-    """The word of a comparison as a sentence about `subject`."""
+
+def claim(subject: str, values: Values) -> str:
+    """What a row says about `subject`, in plain words."""
     word = values["word"]
-    if word in ("BETTER", "WORSE"):
-        return f"{subject} is {word.lower()} by {abs(values['delta']):.3f}."
+    if word in DECIDED:
+        return f"{subject} is {word.lower()} by {abs(values['delta']):.3f}"
     if word == "EQUIVALENT":
-        return f"The same: {subject} changes less than matters."
+        return f"{subject} makes no difference above {values['delta_min']:.3f}"
     if word == "INCONCLUSIVE":
-        return f"Not decided: needs {values.get('needed', 'more than 200')} seeds."
-    return f"{values['verdict']}."
+        seeds = f", {values['needed']} seeds would decide this difference" if "needed" in values else ""
+        return f"Not decided{seeds}"
+    return f"{subject}: {values['verdict']}"
+
+
+# ------------------------------------------------------------------------------------------- what is kept of `compare`
 
 
 def keep(comparison: Path) -> None:
@@ -91,32 +95,34 @@ def keep(comparison: Path) -> None:
     tables = json.loads(comparison.read_text(encoding="utf-8"))["tables"]
     kept = []
     for table in tables:
-        facts = {name: table[name] for name in OF_A_TABLE}
-        facts["warnings"] = [check["text"] for check in table["checks"] if check["status"] != "PASS"]
+        facts = {name: table[name] for name in ("setting", "delta_min", "cells")}
+        facts["warnings"] = {check["name"]: check["text"] for check in table["checks"] if check["status"] != "PASS"}
         facts["rows"] = [row_values(row) for row in table["rows"]]
         kept.append(facts)
     file = FOLDER / f"{tables[0]['name']}.json"
     file.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 
 
-def row_values(row: dict[str, Any]) -> dict[str, Any]:
+def row_values(row: dict[str, Any]) -> Values:
     losses = {name.removeprefix("seed "): loss for name, loss in row.items() if name.startswith("seed ")}
     return {name: row[name] for name in OF_A_ROW if row.get(name) is not None} | {"losses": losses}
 
 
-def values_of(source: str, size: str) -> dict[str, Any] | None:
-    """The row of a kept comparison that `STUDY[@SETTING] ARM ENDPOINT` names; None before all of it is trained."""
+def values_of(source: str, size: str) -> Values | None:
+    """The row of a kept comparison that `STUDY[@SETTING] ARM ENDPOINT` names; None until every seed has its pair."""
     folder, arm, endpoint = source.split()
     study, _, setting = folder.partition("@")
     file = FOLDER / f"{study}{SIZES[size]}.json"
     if not file.exists():
         return None
-    for table in json.loads(file.read_text(encoding="utf-8")):
-        for row in table["rows"]:
-            if (table["setting"], row["arm"], row["endpoint"]) == (setting, arm, endpoint):
-                facts = {name: table[name] for name in ("unit", "basis", "warnings")}
-                return None if row["word"] in UNFINISHED else row | facts
-    raise SystemExit(f"{file} has no row of {source}")
+    table = next(table for table in json.loads(file.read_text(encoding="utf-8")) if table["setting"] == setting)
+    rows = {row["arm"]: row for row in table["rows"] if row["endpoint"] == endpoint}
+    if arm not in rows:
+        raise SystemExit(f"{file} has no row of {source}")
+    if "seeds" in table["warnings"]:
+        return None
+    baseline = next(row for row in rows.values() if row["is_baseline"])
+    return rows[arm] | {"baseline": baseline, "warnings": table["warnings"], "delta_min": table["delta_min"]}
 
 
 def findings(page: str) -> list[Finding]:
@@ -127,6 +133,9 @@ def findings(page: str) -> list[Finding]:
         values = {size: values for size, values in by_size.items() if values is not None}
         found.append(Finding(match["question"], match["source"], match["subject"], values))
     return found
+
+
+# --------------------------------------------------------------------------------------------------------- the page
 
 
 def filled(page: str) -> str:
@@ -140,60 +149,79 @@ def filled(page: str) -> str:
     return page
 
 
-def paragraph(row: Finding, size: str, values: dict[str, Any]) -> str:
-    """What one size says, and what it cost and rests on."""
-    study = row.source.split()[0]
-    in_bits = values["val_bpb"] / values["mean"] * values["delta"] if values["endpoint"] == "val_loss" else None
-    bits = "" if in_bits is None else f", {in_bits:+.4f} bits per byte"
-    worth = f" It is worth {values['worth']} of the compute." if values.get("worth") else ""
-    beside = on_bytes(values, size) if values["endpoint"] == "val_loss" else ""
-    hours = 2 * values["n"] * values["seconds"] / 3600
-    at_size = "" if size == "pico" else f" model={size} name={study}{SIZES[size]}"
-    command = f"nexus-ablate study docs/findings/{study}.yaml train.compile=off{at_size}"
-    return (
-        f"- **{size}**: {values['verdict']}, {values['sentence']}{bits}.{worth} {values['basis']}.{beside} "
-        f"{hours:.1f} core hours with its baseline: `{command}`"
-    )
-
-
-def on_bytes(values: dict[str, Any], size: str) -> str:
-    """What the same change did to models that read Python as bytes; "" where none were trained."""
-    for change in panel.changes().values():
-        if change["arm"] == values["overrides"] and "baseline" not in change:
-            found = panel.outcome(change, size, panel.read_losses())
-            return f" On Python as bytes: {found.interval}, three seeds, each at its best rate." if found else ""
-    return ""
-
-
 def replaced(page: str, mark: str, text: str) -> str:
     form = re.compile(rf"(<!-- {re.escape(mark)} -->\n).*?(<!-- end -->)", re.DOTALL)
     return form.sub(lambda match: f"{match[1]}\n{text.strip()}\n\n{match[2]}", page)
 
 
 def answers(rows: list[Finding]) -> str:
-    """The first table of the page, and how many of its words chance would make."""
-    lines = ["| question | answer | at pico | at femto | worth in compute |", "|---|---|---|---|---|"]
-    for row in rows:
-        if row.values:
-            worth = row.values.get("pico", {}).get("worth", "–")
-            lines.append(
-                f"| {row.question} | {row.answer} | {row.interval('pico')} | {row.interval('femto')} | {worth} |"
-            )
-    untrained = [row.question for row in rows if not row.values]
-    if untrained:
-        lines += ["", f"Asked, and not trained yet: {' '.join(untrained)}"]
-    if len(untrained) == len(rows):
-        return lines[-1]
-    levels = [values["level"] for row in rows for values in row.values.values() if "level" in values]
-    decided = [row.signs for row in rows if len(row.signs) == len(SIZES)]
-    alike = sum(len(set(signs)) == 1 for signs in decided)
+    """The first table of the page, and what holds for all of it."""
+    trained = [row for row in rows if row.values]
+    untrained = " ".join(row.question for row in rows if not row.values)
+    asked = f"Asked, and not trained yet: {untrained}" if untrained else ""
+    if not trained:
+        return asked
+    lines = ["| question | answer | at pico | at femto | worth |", "|---|---|---|---|---|"]
+    for row in trained:
+        cells = (row.question, row.answer, row.interval("pico"), row.interval("femto"), row.worth("pico"))
+        lines.append(f"| {' | '.join(cells)} |")
+    every = [values for row in trained for values in row.values.values()]
+    by_chance = sum(values["level"] for values in every if "level" in values)
+    decided = [row for row in trained if both_decide(row)]
+    alike = sum(len({values["word"] for values in row.values.values()}) == 1 for row in decided)
     lines += [
         "",
-        f"If nothing mattered, about {sum(levels):.1f} of these {len(levels)} intervals would still exclude 0.",
+        "![The differences of the table with their intervals](findings.png)",
+        "",
+        f"If nothing mattered, about {by_chance:.1f} of these {len(every)} intervals would exclude 0. "
+        f"Both sizes decide {len(decided)} of the questions, {alike} of these with the same sign. "
+        f"The runs took {hours(every):.0f} core hours.",
+        "",
+        asked,
     ]
-    if decided:
-        lines.append(f"Both sizes decide {len(decided)} of the questions, {alike} of these with the same sign.")
     return "\n".join(lines)
+
+
+def both_decide(row: Finding) -> bool:
+    return [values["word"] in DECIDED for values in row.values.values()] == [True] * len(SIZES)
+
+
+def hours(every: list[Values]) -> float:
+    """Core hours of all runs; a baseline that several rows share counts once."""
+    runs = {
+        (len(row["losses"]), row["mean"], row["seconds"]) for values in every for row in (values, values["baseline"])
+    }
+    return sum(number * seconds for number, _, seconds in runs) / 3600
+
+
+def paragraph(row: Finding, size: str, values: Values) -> str:
+    """What one size says, what it rests on and what it cost."""
+    _, _, beside = values["verdict"].partition(" (")
+    said = f"{row.subject} {values['sentence']}" + (f" ({beside}" if beside else "")
+    notes = [f"The default model ends at {values['baseline']['mean']:.3f}"]
+    if "low" in values:
+        level, spread = values["level"], values["spread"]
+        notes.append(f"The interval holds with {1 - level:.1%}; differences of single pairs have an SD of {spread:.3f}")
+        if values["endpoint"] == "val_loss":
+            in_bits = values["delta"] * values["val_bpb"] / values["mean"]
+            notes.append(f"That is {in_bits:+.4f} bits per byte{on_bytes(values, size)}")
+    notes += [text[0].upper() + text[1:] for name, text in values["warnings"].items() if name != "learning_rate"]
+    study = row.source.split()[0]
+    at_size = "" if size == "pico" else f" model={size} name={study}{SIZES[size]}"
+    command = f"nexus-ablate study docs/findings/{study}.yaml train.compile=off{at_size}"
+    return (
+        f"- **{size}**: {'. '.join([said, *notes])}. {hours([values]):.1f} core hours with the default's: `{command}`"
+    )
+
+
+def on_bytes(values: Values, size: str) -> str:
+    """What the same change did to models that read Python as bytes; "" where that is not known."""
+    for change in panel.changes().values():
+        if change["arm"] == values["overrides"] and "baseline" not in change:
+            found = panel.outcome(change | {"rates": "best"}, size, panel.read_losses())
+            if found is not None:
+                return f". On Python as bytes it is {found.interval} nats per byte, three seeds, each at its best rate"
+    return ""
 
 
 def records(rows: list[Finding]) -> str:
@@ -206,10 +234,10 @@ def records(rows: list[Finding]) -> str:
 
 
 def draw(rows: list[Finding], file: Path) -> None:
-    """A forest plot: a line per question and size, the baseline at 0."""
+    """A forest plot of the rows on the loss: a line per question and size, the baseline at 0."""
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7.5, 1 + 0.5 * len(rows)), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(7.5, 1.2 + 0.5 * len(rows)), layout="constrained")
     for size, shift, color in (("pico", -0.12, "#3b6fb6"), ("femto", 0.12, "#c2571a")):
         axes.plot([], [], "o-", color=color, label=size)
         for line, row in enumerate(rows):
@@ -218,9 +246,9 @@ def draw(rows: list[Finding], file: Path) -> None:
                 axes.plot([values["low"], values["high"]], [line + shift] * 2, color=color, linewidth=2)
                 axes.plot([values["delta"]], [line + shift], "o", color=color, markersize=5)
     axes.axvline(0, color="#888888", linewidth=1)
-    axes.set_yticks(range(len(rows)), [row.question for row in rows])
+    axes.set_yticks(range(len(rows)), [row.subject for row in rows])
     axes.invert_yaxis()
-    axes.set_xlabel("loss beside the baseline's, nats per piece (left is better)")
+    axes.set_xlabel("loss beside the default's, nats per piece (left is better)")
     axes.legend(frameon=False)
     figure.savefig(file, dpi=130)
 
@@ -233,8 +261,8 @@ def main() -> None:
     page.write_text(text, encoding="utf-8")
     rows = findings(text)
     (DOCS / "findings.jsonl").write_text(records(rows), encoding="utf-8")
-    if trained := [row for row in rows if row.values]:
-        draw(trained, DOCS / "findings.png")
+    if on_loss := [row for row in rows if row.values and row.source.endswith(" val_loss")]:
+        draw(on_loss, DOCS / "findings.png")
 
 
 if __name__ == "__main__":

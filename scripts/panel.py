@@ -45,9 +45,7 @@ class Outcome:
 
     @property
     def text(self) -> str:
-        sign = "right" if self.is_right else "wrong"
-        decided = "" if self.is_decided else ", not decided"
-        return f"{self.interval} {sign}{decided}"
+        return self.interval if self.is_right else f"{self.interval} **wrong**"
 
 
 def changes() -> dict[str, dict[str, Any]]:
@@ -108,12 +106,12 @@ def score(size: str, scored: dict[str, dict[str, Any]], losses: dict[tuple[str, 
     read = {name: found for name, found in outcomes.items() if found is not None}
     right = {name for name, found in read.items() if found.is_right}
     by_rule = {name for name in read if newer_wins(scored[name])}
-    reversals = sorted(name for name, found in read.items() if found.is_decided and not found.is_right)
+    decided = {name for name, found in read.items() if found.is_decided}
+    against = ", ".join(sorted(decided - right))
     one_alone = right ^ by_rule
     sentences = [
         f"**{size}** ({SIZES[size]}): {share(len(right), len(read))} have the published sign, "
-        f"{sum(found.is_decided for found in read.values())} by an interval that excludes 0.",
-        f"Decided against what is published: {', '.join(reversals) or 'none'}.",
+        f"{len(decided & right)} of these by an interval that excludes 0. Decided against it: {against or 'none'}.",
         f"The rule *the newer one wins* is right for {len(by_rule)} of {len(read)}; "
         f"where rule and runs disagree, the runs are right {len(right - by_rule)} of {len(one_alone)} times.",
     ]
@@ -129,18 +127,26 @@ def section() -> str:
     lines = []
     for size in SIZES:
         lines += [score(size, scored, losses), ""]
-    lines += ["| change | published | femto | pico | source |", "|---|---|---|---|---|"]
-    lines += [table_row(name, change, losses) for name, change in rows.items()]
+    every = {name: outcome(change, "femto", losses) for name, change in rows.items()}
+    right = [name for name, found in every.items() if found is not None and found.is_right]
+    disputed = ", ".join(name for name in rows if name not in scored)
+    lines += [
+        f"Not scored, since sources disagree about them: {disputed}. They were taken out after they had been trained; "
+        f"with them, `femto` has the published sign for {len(right)} of {len(every)}.",
+        "",
+        "| change | published, nats per token | femto, nats per byte | pico, nats per byte |",
+        "|---|---|---|---|",
+        *(table_row(name, change, losses) for name, change in scored.items()),
+    ]
     return "\n".join(lines) + "\n"
 
 
 def table_row(name: str, change: dict[str, Any], losses: dict[tuple[str, str], Losses]) -> str:
     cells = [outcome(change, size, losses) for size in SIZES]
-    texts = " | ".join(cell.text if cell else "not trained" for cell in cells)
+    texts = " | ".join(cell.text if cell else "its best rate is not known" for cell in cells)
     beside = f" beside `{change['baseline']}`" if "baseline" in change else ""
     effect = f" by {abs(change['effect']):.3f}" if "effect" in change else ""
-    note = f"; **not scored**: {change['contested']}" if "contested" in change else ""
-    return f"| {name}: `{change['arm']}`{beside} | {change['published']}{effect} | {texts} | {change['source']}{note} |"
+    return f"| {name}: `{change['arm']}`{beside} | {change['published']}{effect} | {texts} |"
 
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ PAGE = """# Findings
 
 <!-- end -->
 
-## Does QK-norm help?
+## Does a value residual help?
 
-<!-- result: prose_qk_norm qk_norm=rms val_loss as QK-norm -->
+<!-- result: prose_recent value=residual val_loss as The value residual -->
 
 <!-- end -->
 
@@ -69,38 +69,56 @@ def kept(copy: Path, study: str, arm: str, shift: float, seeds: int = 5) -> Path
 
 
 def test_a_row_says_the_word_the_difference_and_the_interval_of_its_comparison(copy):
-    file = kept(copy, "prose_qk_norm", "qk_norm=rms", -0.03)
+    file = kept(copy, "prose_recent", "value=residual", -0.03)
     row = json.loads(file.read_text())["tables"][0]["rows"][1]
     findings(copy, file)
     page = (copy / "docs/findings.md").read_text()
-    assert f"| Does QK-norm help? | QK-norm is better by {-row['delta']:.3f}. |" in page
+    assert f"| Does a value residual help? | The value residual is better by {-row['delta']:.3f} at pico. |" in page
     assert f"{row['delta']:+.3f} ({row['low']:+.3f} to {row['high']:+.3f}) | – | – |" in page
-    assert f"**pico**: BETTER, {row['sentence']}" in page
+    assert f"**pico**: The value residual {row['sentence']}" in page
+    assert "The default model ends at 2.004. The interval holds with 95.0%" in page
     assert "Asked, and not trained yet: Pre-norm or post-norm?" in page
-    assert "On Python as bytes: -0.029 (-0.037 to -0.021)" in page
+    assert "On Python as bytes it is -0.001 (-0.020 to +0.018) nats per byte" in page
     assert "about 0.1 of these 1 intervals" in page
     line = json.loads((copy / "docs/findings.jsonl").read_text())
-    assert (line["question"], line["size"], line["delta"]) == ("Does QK-norm help?", "pico", row["delta"])
+    assert (line["question"], line["size"], line["delta"]) == ("Does a value residual help?", "pico", row["delta"])
     assert len(line["losses"]) == 5
     assert (copy / "docs/findings.png").stat().st_size > 0
 
 
 def test_a_study_that_lacks_runs_is_not_trained_yet(copy):
-    findings(copy, kept(copy, "prose_qk_norm", "qk_norm=rms", -0.03, seeds=3))
-    assert "Asked, and not trained yet: Does QK-norm help?" in (copy / "docs/findings.md").read_text()
+    findings(copy, kept(copy, "prose_recent", "value=residual", -0.03, seeds=3))
+    assert "Asked, and not trained yet: Does a value residual help?" in (copy / "docs/findings.md").read_text()
     assert (copy / "docs/findings.jsonl").read_text() == ""
 
 
-@pytest.mark.parametrize(("at_femto", "alike"), [(-0.05, 1), (0.05, 0)])
-def test_the_page_says_whether_both_sizes_agree(copy, at_femto, alike):
+@pytest.mark.parametrize(
+    ("at_femto", "alike", "answer"),
+    [
+        (-0.05, 1, "The value residual is better by 0.030 at pico, and it is better at femto."),
+        (0.05, 0, "The sizes disagree."),
+    ],
+)
+def test_the_page_says_whether_both_sizes_agree(copy, at_femto, alike, answer):
     files = [
-        kept(copy, "prose_qk_norm", "qk_norm=rms", -0.03),
-        kept(copy, "prose_qk_norm_femto", "qk_norm=rms", at_femto),
+        kept(copy, "prose_recent", "value=residual", -0.03),
+        kept(copy, "prose_recent_femto", "value=residual", at_femto),
     ]
     findings(copy, *files)
     page = (copy / "docs/findings.md").read_text()
     assert f"Both sizes decide 1 of the questions, {alike} of these with the same sign." in page
-    assert "is better by 0.030" in page, "the answer is that of the larger size"
+    assert f"| {answer} |" in page
+
+
+def test_a_row_that_cannot_be_compared_says_so(copy):
+    writer = Writer(copy / "runs", "prose_recent")
+    writer.arm(losses=[2.0, 2.01, 1.99])
+    writer.arm("value=residual", losses=[1.9, 1.91, 1.89], stream=7)
+    writer.plan(("value=residual",), seeds=[0, 1, 2])
+    assert main(["compare", "prose_recent", "--json", "prose_recent.json"]) == 0
+    findings(copy, copy / "prose_recent.json")
+    page = (copy / "docs/findings.md").read_text()
+    assert "| The value residual: NOT COMPARABLE at pico. | – | – | – |" in page
 
 
 def test_the_page_is_what_the_script_makes_of_the_data(copy):
