@@ -24,11 +24,13 @@ from nexus_ablate.cli import main
 from nexus_ablate.cli.list import catalogue
 from nexus_ablate.cli.verb import all_verbs, verb_names
 from nexus_ablate.measure.measures import SECTIONS
+from nexus_ablate.measure.regime import check_passes
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "runs/README.md", *sorted((ROOT / "docs").glob("*.md"))]
-LINE = re.compile(r"^(?: {4}|\$ )(?P<command>nexus-ablate .*?)(?: {2,}.*)?$", re.M)
-SPAN = re.compile(r"`(?P<command>nexus-ablate ([^\s`]+ [^`\n]+|[^\s`]+=[^\s`]+))`")
+NAME = r"(?:torchrun \S+ \d -m nexus_ablate|nexus-ablate)"
+LINE = re.compile(rf"^(?: {{4}}|\$ )(?P<command>{NAME} .*?)(?: {{2,}}.*)?$", re.M)
+SPAN = re.compile(rf"`(?P<command>{NAME} ([^\s`]+ [^`\n]+|[^\s`]+=[^\s`]+))`")
 PLACEHOLDER = re.compile(r"(?<![\w/.])[A-Z][A-Z_]+(?![\w.])|\.\.\.|/path/|path/to")
 """`DIR`, `KEY=VALUE`, `...`: a form and no command."""
 FILE = re.compile(r"^```\w+ (?P<name>\S+)\n(?P<text>.*?)^```$", re.M | re.S)
@@ -45,14 +47,19 @@ PUBLISHED = {
     "pythia-70m": {"model_type": "gpt_neox", "max_position_embeddings": 8, **SIZES},
 }
 """Models that a page imports: their configuration, small and without weights."""
+DEFAULT_TEXT = 10_000_000
+"""Training tokens of data=stdlib, which has more on every Python."""
 
 
 def commands() -> list[str]:
-    """Every command of every page once, without its explanation."""
-    result = [
-        match["command"].strip() for page in PAGES for form in (LINE, SPAN) for match in form.finditer(page.read_text())
-    ]
-    return [c for c in dict.fromkeys(result) if not PLACEHOLDER.search(c)]
+    """Every command that trains in the help, and every command of every page, once, without its explanation."""
+    texts = [page.read_text() for page in PAGES]
+    for verb in all_verbs():
+        if verb.name in ("train", "study"):
+            texts += [verb.notes, *(f"    nexus-ablate {command}" for command, _ in verb.examples)]
+    result = [match["command"].strip() for text in texts for form in (LINE, SPAN) for match in form.finditer(text)]
+    named = [re.sub(f"^{NAME}", "nexus-ablate", command) for command in result]
+    return [c for c in dict.fromkeys(named) if not PLACEHOLDER.search(c)]
 
 
 @pytest.fixture
@@ -82,17 +89,29 @@ def desk(tmp_path, monkeypatch):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(config))
 
+    def check_budget(config):
+        if config.data.name == "stdlib":
+            check_passes(config, DEFAULT_TEXT)
+
+    def train(config, *_, **__):
+        check_budget(config)
+        return session.Outcome(0, tmp_path, {"val_loss": 1.0})
+
+    def check_budgets(planned):  # the texts of this folder are short, others are on the Hub
+        for config in planned.configs.values():
+            check_budget(config)
+
     def run(_, jobs, progress):
         progress.statuses |= {job.path: 0 for job in jobs}
         return ""
 
     monkeypatch.setattr("nexus_ablate.cli.bench.SECONDS", 0.1)
-    monkeypatch.setattr(session, "train", lambda *_, **__: session.Outcome(0, tmp_path, {"val_loss": 1.0}))
+    monkeypatch.setattr(session, "train", train)
     monkeypatch.setattr(LocalPool, "run", run)
     monkeypatch.setattr(Slurm, "check", lambda _: None)
     monkeypatch.setattr(Slurm, "run", run)
     monkeypatch.setattr(evaluation, "evaluate", lambda path, names: {name: {"not_defined": "here"} for name in names})
-    monkeypatch.setattr(launch, "prepare_data", lambda _: None)  # its texts are short, or on the Hub
+    monkeypatch.setattr(launch, "prepare_data", check_budgets)
 
 
 def with_what_it_needs(words: list[str], place: Path) -> None:
@@ -125,7 +144,7 @@ def test_every_flag_that_a_page_names_is_one_of_a_verb():
     assert named - flags == set()
 
 
-LONG = re.compile("bench position|model=micro")
+LONG = re.compile("bench position|(plan|study) .*model=micro")
 """Commands of the slow tier."""
 COMMANDS = [pytest.param(c, marks=pytest.mark.slow) if LONG.search(c) else c for c in commands()]
 
@@ -134,7 +153,7 @@ COMMANDS = [pytest.param(c, marks=pytest.mark.slow) if LONG.search(c) else c for
 def test_a_command_of_the_documentation_runs(command, desk, capsys, monkeypatch, tmp_path):
     # Hydra's launchers are plugins that a user installs; the runs are the same
     command = re.sub(r" (--launcher (joblib|ray)|\+?hydra[/.]launcher[=.]\S+)", "", command)
-    words = shlex.split(command)[1:]
+    words = shlex.split(command.partition(" | ")[0])[1:]
     if words[0] == "bench":
         words[1] = words[1].replace("norm", "norm=rms,layer")
     with_what_it_needs(words, tmp_path)

@@ -24,7 +24,7 @@ VERB = Verb(
         ("study mine", "resume: train only the missing runs"),
         ("study mine name=mine-2 seeds=100-119", "the same question on new seeds, judged alone"),
         ("study mine --add-seeds 3", "the next three seeds for every arm; its words are exploratory"),
-        ("study norms name=norms_mini model=mini", "another baseline is another study"),
+        ("study norms name=norms_nano model=nano", "another baseline is another study"),
         ("study norms --launcher slurm --partition gpu", "one array of jobs; returns at once"),
         ("study --new my_study.yaml", "a file with every key explained, to change"),
         ("study norms --launcher joblib hydra.launcher.n_jobs=4", "by a Hydra launcher"),

@@ -17,14 +17,14 @@ VERB = Verb(
         ("train", "the default run, with the baseline's options"),
         ("norm=rms placement=pre", "one run"),
         ("norm=layer placement=post bias=on position=alibi", ""),
-        ("model=mini train.device=cuda:1 data=files data.files=[book.txt]", ""),
+        ("model=femto train.device=cuda:1 data=files data.files=[book.txt]", ""),
         ("-m norm=layer,rms placement=pre,post seed=0,1,2", "every combination"),
         ("-m norm=layer,rms seed=0,1,2 --launcher joblib", "or slurm (docs/clusters.md)"),
     ),
     (MULTIRUN, VERBOSE, *BACKEND),
-    "`torchrun --nproc-per-node 4 -m nexus_ablate model=base` trains one run on four GPUs with the same global batch. "
-    "`nexus-ablate list` names every key and option. The same command again shows the result of a finished run and "
-    "resumes an interrupted one.\n\n"
+    "`torchrun --nproc-per-node 4 -m nexus_ablate model=base train.steps=1000` trains one run on four GPUs with the "
+    "same global batch. `nexus-ablate list` names every key and option. The same command again shows the result of a "
+    "finished run and resumes an interrupted one.\n\n"
     "Exit status: 0 done, 1 a bug, 2 configuration, 3 diverged, 4 checkpoint unusable, 5 storage, 6 alive elsewhere, "
     "75 preempted, 130 Ctrl-C.",
     kind="runs",

@@ -1,8 +1,8 @@
 """Each arm at its own learning rate, in one round: every seed at every rate of the grid, and one parabola.
 
 A parabola in log rate through the lowest mean and its two neighbours gives the arm's best rate; each seed's loss there
-is read from its own three losses with the same weights. Choosing the best of the rates by some of the seeds and judging
-there alone gives up to 79% false words (`docs/error_rates.md`).
+is read from its own three losses with the same weights. Choosing the best of the rates by two tuning seeds and
+judging there alone gives 32% false words (`docs/error_rates.md`).
 """
 
 from __future__ import annotations
