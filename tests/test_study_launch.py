@@ -103,7 +103,9 @@ def test_added_seeds_are_recorded_as_such_and_an_interrupted_addition_continues(
     assert mine("--add-seeds", "2") == 0
     assert "seeds [2,3] were added, so the words of this study are exploratory" in said()
     assert (record(tmp_path)["seeds"], record(tmp_path)["added_seeds"]) == ([0, 1, 2, 3], [2, 3])
-    assert mine() == 0, "as it was first asked for"
+    for seeds in ("seeds=0,1", "seeds=0-2", "seeds=0-3"):
+        assert mine(study=["study", "mine", "vary.norm=layer", seeds]) == 0
+        assert record(tmp_path)["seeds"] == [0, 1, 2, 3]
     assert mine("--add-seeds", "1") == 0 and record(tmp_path)["added_seeds"] == [2, 3, 4]
     assert len(instant.trained) == 10
 
