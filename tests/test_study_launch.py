@@ -181,6 +181,7 @@ def test_results_by_other_code_stop_a_launch_with_the_commit_to_check_out(mine, 
     assert mine() == 0
     as_by(dirty=False)
     checkout.edit("nexus_ablate/axes/norm.py", "from __future__", "import math\nfrom __future__")
+    (instant.jobs[0].path / "config.yaml").write_text("norm: {na")
     before = record(tmp_path)
     said()
     assert mine() == errors.CONFIG
