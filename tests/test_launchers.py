@@ -216,6 +216,24 @@ def test_an_error_while_runs_are_trained_ends_every_worker_and_is_the_exit_statu
     assert "error: cannot write status.json" in capsys.readouterr().err
 
 
+def test_a_signal_while_the_workers_close_is_obeyed_before_the_next_setting(tiny_run, monkeypatch, capsys):
+    trained = []
+
+    class Worker(local.Worker):
+        def train(self, task, must_stop, limit):
+            trained.append(task.folder)
+            return JobResult(errors.OK)
+
+        def close(self):
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(local, "Worker", Worker)
+    words = ["vary.norm=layer", "seeds=0", "settings.one=bias=on", "settings.two=bias=off", "--workers", "1"]
+    assert main(["study", "mine", *words, *tiny_run()]) == errors.PREEMPTED
+    assert trained == ["baseline", "norm=layer"]
+    assert "stopped (SIGTERM)" in capsys.readouterr().err
+
+
 def test_a_worker_whose_process_cannot_start_is_closed_without_another_error(monkeypatch):
     def start(self):
         raise OSError(11, "Resource temporarily unavailable")

@@ -33,6 +33,7 @@ def test_the_errors_of_each_allocator_are_known_and_others_are_not():
     ("overrides", "fix"),
     [
         ([], "train.batch_size=16 train.grad_accum=2"),
+        (["train.compile=graphs"], "train.batch_size=16 train.grad_accum=2 train.compile=on"),
         (["train.batch_size=9", "train.grad_accum=4"], "train.batch_size=3 train.grad_accum=12"),
         (["train.batch_size=3"], "train.batch_size=1 train.grad_accum=3"),
         (["train.batch_size=1"], "train.activation_checkpointing=on"),
@@ -45,6 +46,17 @@ def test_out_of_memory_suggests_a_smaller_batch_and_as_many_sequences_per_step(o
     if "=" in fix:
         train = compose(["model=nano", "train.batch_size=32", *overrides, *fix.split()]).train
         assert train.batch_size * train.grad_accum == config.train.batch_size * config.train.grad_accum
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "fix"),
+    [(12, "train.batch_size=4 train.grad_accum=3"), (4, "train.activation_checkpointing=on")],
+)
+def test_under_torchrun_each_process_has_as_many_sequences_of_the_smaller_batch(monkeypatch, batch_size, fix):
+    for name, value in {"RANK": 0, "WORLD_SIZE": 4, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 4}.items():
+        monkeypatch.setenv(name, str(value))
+    config = compose(["model=nano", f"train.batch_size={batch_size}"])
+    assert too_large(config).fix.partition(", or")[0] == fix
 
 
 LIMITED = """

@@ -19,7 +19,6 @@ from nexus_ablate.launch import launch as launch_module
 from nexus_ablate.launch.worker import Task
 from nexus_ablate.runs import find_runs, read_run
 from nexus_ablate.study.record import load
-from nexus_ablate.training.session import other_arithmetic
 
 STUDY = ["study", "mine", "vary.norm=layer", "seeds=0,1", "--workers", "1"]
 
@@ -103,7 +102,9 @@ def test_added_seeds_are_recorded_as_such_and_an_interrupted_addition_continues(
     assert mine("--add-seeds", "2") == 0
     assert "seeds [2,3] were added, so the words of this study are exploratory" in said()
     assert (record(tmp_path)["seeds"], record(tmp_path)["added_seeds"]) == ([0, 1, 2, 3], [2, 3])
-    assert mine() == 0, "as it was first asked for"
+    for seeds in ("seeds=0,1", "seeds=0-2", "seeds=0-3"):
+        assert mine(study=["study", "mine", "vary.norm=layer", seeds]) == 0
+        assert record(tmp_path)["seeds"] == [0, 1, 2, 3]
     assert mine("--add-seeds", "1") == 0 and record(tmp_path)["added_seeds"] == [2, 3, 4]
     assert len(instant.trained) == 10
 
@@ -180,6 +181,7 @@ def test_results_by_other_code_stop_a_launch_with_the_commit_to_check_out(mine, 
     assert mine() == 0
     as_by(dirty=False)
     checkout.edit("nexus_ablate/axes/norm.py", "from __future__", "import math\nfrom __future__")
+    (instant.jobs[0].path / "config.yaml").write_text("norm: {na")
     before = record(tmp_path)
     said()
     assert mine() == errors.CONFIG
@@ -281,13 +283,24 @@ def test_a_finished_run_without_a_readable_summary_is_named_and_not_trained_agai
     assert "summary.json is damaged" in said()
 
 
-@pytest.mark.parametrize(("state", "unlike"), [("finished", 0), ("preempted", 2)])
-def test_a_finished_run_gets_its_evaluations_where_it_is_if_another_device_is_asked_for(mine, instant, state, unlike):
-    assert mine("evals=[quantization]", "train.compile=on") == 0
+@pytest.mark.parametrize(
+    ("typed", "state", "device", "expected"),
+    [
+        (["train.compile=on"], "finished", "cuda:0", ("auto", "auto")),
+        (["train.compile=on"], "finished", "cpu", ("cpu", "on")),  # `auto` may mean a GPU that PyTorch cannot use
+        ([], "finished", "cpu", ("auto", "auto")),  # a study of short runs compiles none
+        (["train.compile=on"], "preempted", "cuda:0", ("cpu", "on")),
+    ],
+)
+def test_a_finished_run_gets_its_evaluations_where_it_is_if_another_device_is_asked_for(
+    mine, instant, typed, state, device, expected
+):
+    assert mine("evals=[quantization]", *typed) == 0
     job = instant.jobs[0]
     instant.end(job, state)
-    (job.path / "summary.json").write_text(json.dumps({"val_loss": 1.0, "device": "cuda:0", "compiled": False}))
-    assert len(other_arithmetic(compose(Task.of(job, {}).overrides), job.path)) == unlike
+    (job.path / "summary.json").write_text(json.dumps({"val_loss": 1.0, "device": device, "compiled": True}))
+    train = compose(Task.of(job, {}).overrides).train
+    assert (train.device, train.compile) == expected
 
 
 @pytest.mark.slow

@@ -181,18 +181,18 @@ def refuse_other_runs(study: Study, jobs: Iterable[Job]) -> None:
     again = another_name(study)
     got = f"{several(len(found), 'run')}, such as {path.parent.name}/{path.name}"
     files = differing_files(code_of(code_for(job.config)), code_of(env))
+    if files:
+        fix = again
+        if (commit := env.get("git_commit")) and not env.get("git_dirty"):
+            got += f" by commit {commit[:10]}"
+            fix = f"git checkout {commit[:10]}, or {again}"
+        raise ConfigError(f"study {study.name} has runs by other code: {differ(files)}", got, fix)
     config = read_config(path)
-    if not files and config is not None and config_hash(config) != config_hash(job.config.nested()):
+    if config is not None and config_hash(config) != config_hash(job.config.nested()):
         problem = f"study {study.name} has runs of another configuration than its arms, in folders of the same names"
         raise ConfigError(problem, got, again)
-    if not files:
-        problem = f"study {study.name} has runs on another text than the {job.config.data.name} of today"
-        raise ConfigError(problem, got, f"restore the text, or {again}, which trains all anew")
-    fix = again
-    if (commit := env.get("git_commit")) and not env.get("git_dirty"):
-        got += f" by commit {commit[:10]}"
-        fix = f"git checkout {commit[:10]}, or {again}"
-    raise ConfigError(f"study {study.name} has runs by other code: {differ(files)}", got, fix)
+    problem = f"study {study.name} has runs on another text than the {job.config.data.name} of today"
+    raise ConfigError(problem, got, f"restore the text, or {again}, which trains all anew")
 
 
 def another_name(study: Study) -> str:

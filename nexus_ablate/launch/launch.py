@@ -162,9 +162,9 @@ def _launched(study: Study, runs_dir: Path) -> Study | None:
 
 def _continued(study: Study, launched: Study) -> Study:
     """The study with the seeds and the precision of its first launch; new seeds of a sweep are added ones."""
-    first = [seed for seed in launched.seeds if seed not in launched.added_seeds]
     seeds, added = study.seeds, launched.added_seeds
-    if seeds == first:
+    first = [seed for seed in launched.seeds if seed not in added]
+    if [seed for seed in seeds if seed not in added] == first:
         seeds = launched.seeds
     elif study.multirun:
         new = [seed for seed in study.seeds if seed not in launched.seeds]

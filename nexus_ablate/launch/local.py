@@ -209,21 +209,22 @@ class LocalPool:
             finally:
                 idle.put(worker)
 
-        with StopRequest() as stop, contextlib.ExitStack() as closing:
-            for number in range(places.workers):
-                worker = Worker(places.threads, places.gpu(number), logs / f"worker{number}.log")
-                closing.callback(worker.close)  # after an error too: at exit, Python would wait for the process forever
-                idle.put(worker)
-            with ThreadPoolExecutor(places.workers) as threads:
-                try:
-                    trained = {threads.submit(train, job): job for job in jobs}
-                    for future in as_completed(trained):
-                        result = future.result()
-                        if result is not None:
-                            progress.ended(trained[future], result)
-                finally:
-                    is_over = True
-            stop.obeyed = bool(stop.signal_name)
+        with StopRequest() as stop:
+            with contextlib.ExitStack() as closing:
+                for number in range(places.workers):
+                    worker = Worker(places.threads, places.gpu(number), logs / f"worker{number}.log")
+                    closing.callback(worker.close)  # after an error too: at exit, Python would wait for it forever
+                    idle.put(worker)
+                with ThreadPoolExecutor(places.workers) as threads:
+                    try:
+                        trained = {threads.submit(train, job): job for job in jobs}
+                        for future in as_completed(trained):
+                            result = future.result()
+                            if result is not None:
+                                progress.ended(trained[future], result)
+                    finally:
+                        is_over = True
+            stop.obeyed = bool(stop.signal_name)  # of one that came while the workers closed too
             return stop.signal_name
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nexus_ablate import errors
+from nexus_ablate.config.compose import compose
 from nexus_ablate.config.plugins import VARIABLE as PLUGINS
 from nexus_ablate.errors import AGAIN, ConfigError
 from nexus_ablate.launch.jobs import Job, JobResult
@@ -22,6 +23,7 @@ from nexus_ablate.masking import masked_output
 from nexus_ablate.provenance import source_hash
 from nexus_ablate.runs.lookup import id_of
 from nexus_ablate.study.arm_overrides import merged
+from nexus_ablate.training.session import other_arithmetic
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,9 @@ class Task:
     @classmethod
     def of(cls, job: Job, conditions: dict[str, Any], settings: tuple[str, ...] = ()) -> Task:
         """The task of a job; `settings` are further overrides, for how it is carried out."""
-        if job.lacks_evaluations and not job.config.rerun:  # asked for another device, it would be trained again
-            settings = (*settings, "train.device=auto", "train.compile=auto")
         overrides = merged(job.overrides, [*settings])
+        if job.lacks_evaluations and not job.config.rerun and other_arithmetic(compose(overrides), job.path):
+            overrides = merged(overrides, ["train.device=auto", "train.compile=auto"])  # it would be trained again
         plugins = os.environ.get(PLUGINS, "")
         return cls(
             overrides, job.folder, job.path, {"arm": job.arm, "plan": job.plan} | conditions, source_hash(), plugins
@@ -62,7 +64,6 @@ class Task:
         Raises:
             UserError: The run ended with a status other than 0.
         """
-        from nexus_ablate.config.compose import compose
         from nexus_ablate.data import fingerprint_of
         from nexus_ablate.training.session import identity_of, train
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from nexus_ablate.config.rules import check_vocabulary
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.errors import ConfigError
-from nexus_ablate.training.distributed import Place
+from nexus_ablate.training.distributed import Place, place
 from nexus_ablate.training.start import initial_model
 
 
@@ -74,9 +74,11 @@ def too_large(config: RunConfig) -> ConfigError:
     fix = "a smaller model"
     if not train.activation_checkpointing:
         fix = f"train.activation_checkpointing=on, or {fix}"
-    if train.batch_size > 1:
-        smaller = max(size for size in range(1, train.batch_size) if train.batch_size % size == 0)
-        more = train.grad_accum * train.batch_size // smaller
-        fix = f"train.batch_size={smaller} train.grad_accum={more}, or {fix}"
+    processes = place().size
+    smaller = [size for size in range(processes, train.batch_size, processes) if train.batch_size % size == 0]
+    if smaller:
+        more = train.grad_accum * train.batch_size // smaller[-1]
+        without_graphs = " train.compile=on" if train.compile == "graphs" else ""
+        fix = f"train.batch_size={smaller[-1]} train.grad_accum={more}{without_graphs}, or {fix}"
     got = f"train.batch_size={train.batch_size}, model.n_layers={layers}, model.d_model={width}"
     return ConfigError("this run does not fit in memory", got, fix)
