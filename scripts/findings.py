@@ -1,4 +1,4 @@
-"""Fill in the numbers of docs/findings.md, and write docs/findings.jsonl and docs/findings.png.
+"""Fill in the numbers of docs/findings.md and README.md, and write docs/findings.jsonl and docs/findings.png.
 
     nexus-ablate compare prose_norm --json prose_norm.json
     python scripts/findings.py prose_norm.json
@@ -19,7 +19,8 @@ from typing import Any
 
 import panel
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
 FOLDER = DOCS / "findings"
 SIZES = {"pico": "", "femto": "_femto"}
 """What the name of a study ends in at each size, the larger first."""
@@ -182,6 +183,12 @@ def answers(rows: list[Finding]) -> str:
     return "\n".join(lines)
 
 
+def summary(rows: list[Finding]) -> str:
+    """Five rows for the README."""
+    trained = [row for row in rows if row.values][:5]
+    return "\n".join(["| question | answer |", "|---|---|", *(f"| {row.question} | {row.answer} |" for row in trained)])
+
+
 def both_decide(row: Finding) -> bool:
     return [values["word"] in DECIDED for values in row.values.values()] == [True] * len(SIZES)
 
@@ -256,10 +263,11 @@ def draw(rows: list[Finding], file: Path) -> None:
 def main() -> None:
     for comparison in sys.argv[1:]:
         keep(Path(comparison))
-    page = DOCS / "findings.md"
+    page, readme = DOCS / "findings.md", ROOT / "README.md"
     text = filled(page.read_text(encoding="utf-8"))
-    page.write_text(text, encoding="utf-8")
     rows = findings(text)
+    page.write_text(text, encoding="utf-8")
+    readme.write_text(replaced(readme.read_text(encoding="utf-8"), "findings", summary(rows)), encoding="utf-8")
     (DOCS / "findings.jsonl").write_text(records(rows), encoding="utf-8")
     if on_loss := [row for row in rows if row.values and row.source.endswith(" val_loss")]:
         draw(on_loss, DOCS / "findings.png")

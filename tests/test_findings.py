@@ -54,6 +54,7 @@ def copy(tmp_path, monkeypatch) -> Path:
     for kept in (tmp_path / "docs/findings").glob("prose_*.json"):
         kept.unlink()
     (tmp_path / "docs/findings.md").write_text(PAGE)
+    (tmp_path / "README.md").write_text("<!-- findings -->\n\n<!-- end -->\n")
     return tmp_path
 
 
@@ -78,6 +79,7 @@ def test_a_row_says_the_word_the_difference_and_the_interval_of_its_comparison(c
     assert f"**pico**: The value residual {row['sentence']}" in page
     assert "The default model ends at 2.004. The interval holds with 95.0%" in page
     assert "Asked, and not trained yet: Pre-norm or post-norm?" in page
+    assert f"| The value residual is better by {-row['delta']:.3f} at pico. |" in (copy / "README.md").read_text()
     assert "On Python as bytes it is -0.001 (-0.020 to +0.018) nats per byte" in page
     assert "about 0.1 of these 1 intervals" in page
     line = json.loads((copy / "docs/findings.jsonl").read_text())
@@ -125,6 +127,7 @@ def test_the_page_is_what_the_script_makes_of_the_data(copy):
     for file in (ROOT / "docs/findings").glob("prose_*.json"):
         shutil.copy(file, copy / "docs/findings")
     shutil.copy(ROOT / "docs/findings.md", copy / "docs/findings.md")
+    shutil.copy(ROOT / "README.md", copy / "README.md")
     findings(copy)
-    for name in ("findings.md", "findings.jsonl"):
-        assert (copy / "docs" / name).read_text() == (ROOT / "docs" / name).read_text(), "python scripts/findings.py"
+    for name in ("docs/findings.md", "docs/findings.jsonl", "README.md"):
+        assert (copy / name).read_text() == (ROOT / name).read_text(), "python scripts/findings.py"
