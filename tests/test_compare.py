@@ -429,6 +429,7 @@ def test_worth_is_the_multiple_of_compute_at_which_the_baseline_would_end_there(
     assert result["worth"] == (worth if isinstance(worth, str) else pytest.approx(worth, abs=0.01))
     main(["compare", str(writer.root / "study")])
     assert text in capsys.readouterr().out
+    assert row(said(writer.root / "study", "--baseline", "norm=layer"), "baseline")["worth"] is None
 
 
 def test_the_runs_of_worth_are_no_arms_and_share_no_level(writer, said):

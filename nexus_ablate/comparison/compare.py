@@ -285,7 +285,7 @@ def _table(folder: Folder, cells: int, requested: str | None, allow: list[str]) 
     base, *others = [arm for arm in folder.arms if arm.name not in WORTH_ARMS]
     seeds = sorted(base.runs)
     curve = None
-    if study is not None and study.worth:
+    if study is not None and study.worth and base.name == BASELINE:  # whose budgets those of worth are
         curve = loss_by_compute(base, [arm for arm in folder.arms if arm.name in WORTH_ARMS], study.seeds)
     planned = study.endpoints if study is not None else [Endpoint("val_loss")]
     endpoints = [with_margin(endpoint, base, curve) for endpoint in planned]
