@@ -153,6 +153,22 @@ def test_a_folder_is_compared_from_within_and_several_studies_are_not_one_table(
     assert main(shlex.split(error.splitlines()[-1].partition("try: ")[2])[1:3]) == 0
 
 
+@pytest.mark.parametrize("planned", [True, False])
+def test_an_arm_that_was_put_aside_is_not_taken_for_the_study(study, said, planned):
+    aside = Writer(study.root / "study", "bad")
+    for seed, loss in enumerate(WORSE):
+        aside.run("norm=none", seed=seed, loss=loss)
+    if not planned:
+        (study.root / "study/study.yaml").unlink()
+    result = said(study.root / "study")
+    assert table(result)["name"] == "study" and row(result, "norm=layer")["word"] == "WORSE"
+
+
+def test_hidden_folders_are_no_runs_to_compare(study, said):
+    shutil.copytree(study.root / "study", study.root / ".study-old")
+    assert table(said(study.root))["name"] == "study"
+
+
 # --------------------------------------------------------------------------------------------------------- the level
 
 

@@ -32,6 +32,7 @@ from nexus_ablate.console import nearer
 from nexus_ablate.data.batches import BLOCK_WINDOWS
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.runs.naming import BASELINE
+from nexus_ablate.runs.reading import find_runs, has_status
 from nexus_ablate.study.definition import folders_of
 from nexus_ablate.study.endpoint import DEFAULT_MARGIN, Endpoint
 from nexus_ablate.study.record import load
@@ -205,16 +206,17 @@ def _study_folder(path: Path) -> tuple[Path, str]:
         ConfigError: It is a folder of such folders.
     """
     path = Path(os.path.abspath(path)) if path.exists() else path  # `.` has no name
-    inner = sorted({run.parents[2] for run in path.glob("*/*/*/status.json")})
-    if len(inner) == 1:
-        return _study_folder(inner[0])
-    if inner and not (path / "study.yaml").exists():
-        fix = shlex.join(["nexus-ablate", "compare", *map(nearer, inner[:3])])
-        raise ConfigError("these are several folders of runs, and each is compared by itself", nearer(path), fix)
-    if (path / "status.json").exists():
+    if has_status(path):
         return path.parent.parent, path.parent.name
-    is_arm = not (path / "study.yaml").exists() and any(path.glob("*/status.json"))
-    return (path.parent, path.name) if is_arm else (path, "")
+    folders = sorted({run.parents[1] for run in find_runs([path])})
+    if (path / "study.yaml").exists() or not folders:
+        return path, ""
+    if path.parent in folders:
+        return path.parent, path.name
+    if path not in folders and len(folders) > 1:
+        fix = shlex.join(["nexus-ablate", "compare", *map(nearer, folders[:3])])
+        raise ConfigError("these are several folders of runs, and each is compared by itself", nearer(path), fix)
+    return path if path in folders else folders[0], ""
 
 
 def _read(place: Path, study: Study | None, chosen: set[str], requested: str | None) -> Folder:
