@@ -15,6 +15,7 @@ from written_runs import Writer
 from nexus_ablate.cli import main
 from nexus_ablate.comparison.statistics import LEVEL, sidak
 from nexus_ablate.comparison.verdict import MEANINGS
+from nexus_ablate.track import comparison_run
 
 BASE = [2.00, 2.02, 1.98, 2.01, 1.99]
 WORSE = [2.11, 2.12, 2.09, 2.11, 2.08]
@@ -221,7 +222,25 @@ def test_a_setting_without_runs_is_named_and_the_others_are_compared(writer, sai
     each.arm("norm=layer", losses=WORSE)
     each.plan(("norm=layer",), settings=settings, setting="a")
     Writer(writer.root, "study@b").plan(("norm=layer",), settings=settings, setting="b")
-    assert said(writer.root / "study")["missing"] == {"b": "no run has started"}
+    assert said(writer.root / "study")["missing"] == {"study@b": "no run has started"}
+
+
+def test_settings_of_one_name_in_two_studies_are_told_apart(writer, said, capsys, monkeypatch):
+    published = []
+    monkeypatch.setattr(comparison_run, "publish", lambda *sent: published.append(sent) or "")
+    names = ["one@a", "one@b", "two@a", "two@b"]
+    for name in names:
+        each = Writer(writer.root, name)
+        if name.endswith("a"):
+            each.arm(losses=BASE)
+            each.arm("norm=layer", losses=WORSE)
+        each.plan(("norm=layer",), settings={"a": "data=stdlib", "b": "data=recall"}, setting=name[-1])
+    folders = [str(writer.root / study) for study in ("one", "two")]
+    assert [*said(*folders)["missing"]] == ["one@b", "two@b"]
+    assert main(["compare", *folders, "--wandb", "mine"]) == 0
+    (_, _, answer, tables, _) = published[0]
+    assert [*tables] == ["one@a", "two@a"] and "two@a: Worse" in answer
+    assert "arm         one@a" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("scale", [0.01, 0.03])

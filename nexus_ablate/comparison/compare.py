@@ -144,11 +144,16 @@ class Comparison:
     """What `compare` says: a table for each folder, and the settings of a study that have none yet.
 
     Attributes:
-        missing: By setting, why it has no table.
+        missing: By its folder's name, why a setting has no table.
     """
 
     tables: list[Table]
     missing: dict[str, str] = field(default_factory=dict)
+
+    def name_of(self, table: Table) -> str:
+        """The table's setting, unless tables are of several studies, whose settings may have one name: the folder's."""
+        studies = {each.study.name if each.study else "" for each in self.tables}
+        return table.setting if table.setting and len(studies) == 1 else table.name
 
 
 class Folder(NamedTuple):
@@ -184,15 +189,15 @@ def compare(
     missing = {}
     for place, study in studies.items():
         if study is not None:
-            absent = [name for name in study.settings if not place.with_name(f"{study.name}@{name}").exists()]
-            missing |= dict.fromkeys(absent, "no run yet")
+            names = [f"{study.name}@{setting}" for setting in study.settings]
+            missing |= {name: "no run yet" for name in names if not place.with_name(name).exists()}
     folders, errors = [], []
     for place, chosen in places.items():
         try:
             folders.append(_read(place, studies[place], chosen, baseline))
         except NoResult as error:
             errors.append(error)
-            missing[place.name.partition("@")[2] or place.name] = error.got
+            missing[place.name] = error.got
     if not folders:
         raise errors[-1]
     cells = _cells(studies, folders)

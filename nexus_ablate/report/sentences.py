@@ -189,7 +189,7 @@ def left_out(table: Table) -> list[str]:
 
 def missing(comparison: Comparison) -> list[str]:
     """The settings without a table."""
-    return [f"setting {name}: no result yet ({why})" for name, why in comparison.missing.items()]
+    return [f"{name}: no result yet ({why})" for name, why in comparison.missing.items()]
 
 
 def direction(endpoint: Endpoint) -> str:
