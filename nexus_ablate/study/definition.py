@@ -42,11 +42,12 @@ def read_study(words: list[str], verb: str = "study") -> tuple[Study, list[str]]
         fix = shlex.join(["nexus-ablate", verb, name, *words])
         raise ConfigError("the name of the study comes first", shlex.join(words), fix)
     source, typed, overrides, launch = words[0], {}, [], []
+    keys = {word.partition("=")[0] for word in words[1:]}
     for word in words[1:]:
         key, _, value = word.partition("=")
         part, _, name = key.partition(".")
         if name and part in ("vary", "arms", "settings"):
-            if not isinstance(typed.get(part, {}), dict):
+            if part in keys:
                 raise ConfigError(f"{part} is typed as a whole or in parts", word, f"leave {part}=... out")
             typed.setdefault(part, {})[name] = _listed(key, value) if part == "vary" else value
         elif key in TYPED:
