@@ -209,6 +209,16 @@ def test_a_damaged_record_is_named(tmp_path, text):
         load(tmp_path)
 
 
+def test_a_damaged_record_does_not_keep_a_shipped_study_from_being_read(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("first_look", "norms"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "study.yaml").write_text("a: [")
+    assert main(["study", "--new", "my_study.yaml"]) == 0
+    assert main(["plan", "norms", "name=norms_femto", "model=femto"]) == 0
+    assert main(["plan", "norms", "name=norms-2", "seeds=8-15"]) != 0, "control: the study as it was launched"
+
+
 def test_the_file_that_new_writes_explains_each_key_and_is_the_study(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = ["mine", "vary.norm=layer,none", "seeds=0-5", "model=femto", "match=params"]

@@ -126,8 +126,10 @@ def _values_of(
             fix = shlex.join([*command, f"name=my_{name}"])
             raise ConfigError(f"{name} is a shipped study, so `study {name}` would not be this one", source, fix)
         return read_file(file)
-    launched = load(folders_of(runs_dir / source)[0])
-    if source in shipped and not (as_launched and launched):
+    launched = None
+    if as_launched or source not in shipped:
+        launched = load(folders_of(runs_dir / source)[0])
+    if source in shipped and launched is None:
         return read_file(shipped[source])
     program, verb, first, *words = command
     another_name = f"{source.partition('@')[0]}-2"
