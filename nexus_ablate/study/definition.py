@@ -70,6 +70,10 @@ def read_study(words: list[str], verb: str = "study") -> tuple[Study, list[str]]
     study = from_values(values | typed, typed)
     study = replace(study, baseline=merged(study.baseline, overrides))
     check_overrides(study.baseline, sweeps=False, beside=TYPED)
+    if study.source and not study.setting:  # as launched: each setting has a record
+        for setting in study.settings:
+            if (runs_dir_of(launch) / f"{source}@{setting}" / "study.yaml").exists():
+                study.own[setting], _ = read_study([f"{words[0].rstrip('/')}@{setting}", *words[1:]], verb)
     return study, merged(launch)
 
 
@@ -77,7 +81,7 @@ def settings_of(study: Study) -> list[Study]:
     """The study of each setting; the study itself where it has none, or is one of them."""
     if study.setting or not study.settings:
         return [study]
-    return [replace(study, setting=setting) for setting in study.settings]
+    return [study.own.get(setting, replace(study, setting=setting)) for setting in study.settings]
 
 
 def folders_of(path: Path) -> list[Path]:
@@ -147,7 +151,7 @@ def _values_of(
             fix = shlex.join([program, verb, first, f"name={another_name}", *words])
             raise ConfigError("a launched study is fixed; a new name can change it", " ".join(changes), fix)
         if "name" in typed:
-            launched = replace(launched, source="", configs={}, added_seeds=[])
+            launched = replace(launched, added_seeds=[])
         return encode(replace(launched, setting=source.partition("@")[2]))
     raise unknown_study(source, runs_dir)
 
