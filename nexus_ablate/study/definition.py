@@ -58,7 +58,8 @@ def read_study(words: list[str], verb: str = "study") -> tuple[Study, list[str]]
             launch.append(word)
         else:
             overrides.append(word)
-    is_folder = (Path(source) / "study.yaml").is_file() and not any(key_of(word) == "runs_dir" for word in launch)
+    is_folder = any((folder / "study.yaml").is_file() for folder in setting_folders(Path(source)))
+    is_folder = is_folder and not any(key_of(word) == "runs_dir" for word in launch)
     if is_folder:
         folder = Path(source).resolve()
         source = folder.name
