@@ -8,6 +8,7 @@ import io
 import json
 import re
 import shlex
+import shutil
 from html.parser import HTMLParser
 
 import pytest
@@ -210,6 +211,21 @@ def test_the_command_of_an_advice_reads_the_study_as_it_was_launched(
     study, launch = read_study(words)
     assert verb == "study" and (study.baseline, [*study.arms]) == (["model=mini"], ["norm=layer"])
     assert runs_dir_of(launch).absolute() == tmp_path / runs_dir
+
+
+@pytest.mark.parametrize("rate", ["0.00424", "0.00849"])
+def test_a_run_that_is_missing_at_one_rate_of_a_grid_is_advised(tmp_path, monkeypatch, rate):
+    monkeypatch.chdir(tmp_path)
+    writer = Writer(tmp_path / "runs", "grid")
+    at_rates(writer, best=3e-3, depth=0.0, noise="a")
+    at_rates(writer, "norm=layer", best=3.05e-3, depth=0.1, noise="b", arm="layer")
+    writer.plan(arms={"layer": "norm=layer"}, lr_grid="auto")
+    (missing,) = (tmp_path / "runs/grid").glob(f"layer,optim.lr={rate}/s4-*")
+    shutil.rmtree(missing)
+    is_read = rate == "0.00424"
+    comparison = compare("runs/grid")
+    assert comparison.tables[0].rows[1].word == ("TOO FEW SEEDS" if is_read else "BETTER")
+    assert advice(comparison)[1] == ("nexus-ablate study grid --retry failed" if is_read else "")
 
 
 def test_a_shipped_study_is_read_from_its_file_unless_the_launched_one_is_asked_for(tmp_path, monkeypatch):

@@ -142,7 +142,10 @@ def _is_open(row: Row, table: Table) -> bool:
     if row.word not in (TOO_FEW_SEEDS, INCOMPLETE):
         return row.is_undecided
     planned = set(table.study.seeds if table.study else [])
-    return len(planned) < FEWEST_SEEDS or any(planned - arm.runs.keys() for arm in (row.arm, table.baseline))
+    for arm in (row.arm, table.baseline):
+        if any(planned - runs.keys() for runs in (arm.runs, *arm.by_rate.values())):
+            return True
+    return len(planned) < FEWEST_SEEDS
 
 
 def _launched_as(table: Table) -> Path | None:
