@@ -50,6 +50,7 @@ def test_list_names_every_option_and_is_json_on_request(capsys):
         ("sink_rate", ["attn/sink_rate"]),
         ("rms_zero", ["norm=rms_zero"]),
         ("dyt derf", ["norm=dyt", "norm=derf"]),
+        ("buckets max_distance", ["position=t5", "position.buckets=", "position.max_distance="]),
     ],
 )
 def test_list_finds_options_keys_and_numbers_by_a_word_of_theirs_or_of_other_tools(word, lines, capsys):

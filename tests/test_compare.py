@@ -15,6 +15,7 @@ from written_runs import Writer
 from nexus_ablate.cli import main
 from nexus_ablate.comparison.statistics import LEVEL, sidak
 from nexus_ablate.comparison.verdict import MEANINGS
+from nexus_ablate.track import comparison_run
 
 BASE = [2.00, 2.02, 1.98, 2.01, 1.99]
 WORSE = [2.11, 2.12, 2.09, 2.11, 2.08]
@@ -153,6 +154,22 @@ def test_a_folder_is_compared_from_within_and_several_studies_are_not_one_table(
     assert main(shlex.split(error.splitlines()[-1].partition("try: ")[2])[1:3]) == 0
 
 
+@pytest.mark.parametrize("planned", [True, False])
+def test_an_arm_that_was_put_aside_is_not_taken_for_the_study(study, said, planned):
+    aside = Writer(study.root / "study", "bad")
+    for seed, loss in enumerate(WORSE):
+        aside.run("norm=none", seed=seed, loss=loss)
+    if not planned:
+        (study.root / "study/study.yaml").unlink()
+    result = said(study.root / "study")
+    assert table(result)["name"] == "study" and row(result, "norm=layer")["word"] == "WORSE"
+
+
+def test_hidden_folders_are_no_runs_to_compare(study, said):
+    shutil.copytree(study.root / "study", study.root / ".study-old")
+    assert table(said(study.root))["name"] == "study"
+
+
 # --------------------------------------------------------------------------------------------------------- the level
 
 
@@ -205,7 +222,25 @@ def test_a_setting_without_runs_is_named_and_the_others_are_compared(writer, sai
     each.arm("norm=layer", losses=WORSE)
     each.plan(("norm=layer",), settings=settings, setting="a")
     Writer(writer.root, "study@b").plan(("norm=layer",), settings=settings, setting="b")
-    assert said(writer.root / "study")["missing"] == {"b": "no run has started"}
+    assert said(writer.root / "study")["missing"] == {"study@b": "no run has started"}
+
+
+def test_settings_of_one_name_in_two_studies_are_told_apart(writer, said, capsys, monkeypatch):
+    published = []
+    monkeypatch.setattr(comparison_run, "publish", lambda *sent: published.append(sent) or "")
+    names = ["one@a", "one@b", "two@a", "two@b"]
+    for name in names:
+        each = Writer(writer.root, name)
+        if name.endswith("a"):
+            each.arm(losses=BASE)
+            each.arm("norm=layer", losses=WORSE)
+        each.plan(("norm=layer",), settings={"a": "data=stdlib", "b": "data=recall"}, setting=name[-1])
+    folders = [str(writer.root / study) for study in ("one", "two")]
+    assert [*said(*folders)["missing"]] == ["one@b", "two@b"]
+    assert main(["compare", *folders, "--wandb", "mine"]) == 0
+    (_, _, answer, tables, _) = published[0]
+    assert [*tables] == ["one@a", "two@a"] and "two@a: Worse" in answer
+    assert "arm         one@a" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("scale", [0.01, 0.03])
@@ -429,6 +464,7 @@ def test_worth_is_the_multiple_of_compute_at_which_the_baseline_would_end_there(
     assert result["worth"] == (worth if isinstance(worth, str) else pytest.approx(worth, abs=0.01))
     main(["compare", str(writer.root / "study")])
     assert text in capsys.readouterr().out
+    assert row(said(writer.root / "study", "--baseline", "norm=layer"), "baseline")["worth"] is None
 
 
 def test_the_runs_of_worth_are_no_arms_and_share_no_level(writer, said):

@@ -258,6 +258,7 @@ def test_runs_that_end_at_the_same_long_number_are_reported(typed):
 
 ROUNDED = [
     ({"baseline": [3.28] * 5, "rms": [3.28] * 5}, ["--delta-min", "0.05"], "EQUIVALENT"),
+    ({"baseline": [2.31] * 5, "rms": [2.31] * 5}, [], "INCONCLUSIVE"),
     ({"baseline": [3.281, 3.279, 3.282, 3.278, 3.281], "rms": [3.28] * 5}, ["--delta-min", "0.001"], "INCONCLUSIVE"),
 ]
 

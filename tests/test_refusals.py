@@ -29,6 +29,7 @@ CONTRADICTIONS = [
     ("nope_every=[]", "each once"),
     ("nope_every=[0,0]", "each once"),
     ("nope_every=[2]", "there is no layer 2"),
+    ("nope_every=[0,1] bias=on", "no layer has positions"),
     ("norm=t5 norm_bias=on", "T5's norm has no bias"),
     ("norm=layer_nonparam norm_bias=on", "having no parameter"),
     ("norm=rms_nonparam norm_bias=on", "norm=rms_nonparam and norm_bias=on"),

@@ -8,6 +8,7 @@ import io
 import json
 import re
 import shlex
+import shutil
 from html.parser import HTMLParser
 
 import pytest
@@ -188,23 +189,43 @@ def test_advice_is_a_command_that_would_decide_more(tmp_path, monkeypatch, diffe
 def written_study(root, name="study", by=UNDECIDED, **plan):
     writer = Writer(root, name)
     writer.arm(losses=BASE)
-    writer.arm("norm=layer", losses=[loss + each for loss, each in zip(BASE, by, strict=True)], train_noise="x")
+    writer.arm("norm=layer", losses=[loss + each for loss, each in zip(BASE, by, strict=False)], train_noise="x")
     writer.plan(("norm=layer",), **plan)
 
 
 @pytest.mark.parametrize("name", ["study", "norms"])
 @pytest.mark.parametrize("runs_dir", ["runs", "else where"])
-@pytest.mark.parametrize("seeds", [[*range(5)], [*range(6)]])
-def test_the_command_of_an_advice_reads_the_study_as_it_was_launched(tmp_path, monkeypatch, name, runs_dir, seeds):
+@pytest.mark.parametrize("by", [UNDECIDED, UNDECIDED[:4]], ids=["undecided", "runs are missing"])
+@pytest.mark.parametrize("settings", [{}, {"a": "bias=on", "b": "bias=off"}])
+def test_the_command_of_an_advice_reads_the_study_as_it_was_launched(
+    tmp_path, monkeypatch, name, runs_dir, by, settings
+):
     monkeypatch.chdir(tmp_path)
-    written_study(tmp_path / runs_dir, name, baseline=["model=mini"], seeds=seeds)
-    if len(seeds) > 5:
-        written_study(tmp_path / runs_dir, f"{name}-2")
+    for setting in settings or [""]:
+        folder = f"{name}@{setting}".rstrip("@")
+        written_study(tmp_path / runs_dir, folder, by, baseline=["model=mini"], settings=settings)
     _, command = advice(compare(f"{runs_dir}/{name}"))
     verb, *words = shlex.split(command)[1:]
-    study, launch = read_study(words[: words.index("--retry")] if "--retry" in words else words)
+    if len(by) < 5:
+        assert [words.pop(), words.pop()] == ["failed", "--retry"]
+    study, launch = read_study(words)
     assert verb == "study" and (study.baseline, [*study.arms]) == (["model=mini"], ["norm=layer"])
     assert runs_dir_of(launch).absolute() == tmp_path / runs_dir
+
+
+@pytest.mark.parametrize("rate", ["0.00424", "0.00849"])
+def test_a_run_that_is_missing_at_one_rate_of_a_grid_is_advised(tmp_path, monkeypatch, rate):
+    monkeypatch.chdir(tmp_path)
+    writer = Writer(tmp_path / "runs", "grid")
+    at_rates(writer, best=3e-3, depth=0.0, noise="a")
+    at_rates(writer, "norm=layer", best=3.05e-3, depth=0.1, noise="b", arm="layer")
+    writer.plan(arms={"layer": "norm=layer"}, lr_grid="auto")
+    (missing,) = (tmp_path / "runs/grid").glob(f"layer,optim.lr={rate}/s4-*")
+    shutil.rmtree(missing)
+    is_read = rate == "0.00424"
+    comparison = compare("runs/grid")
+    assert comparison.tables[0].rows[1].word == ("TOO FEW SEEDS" if is_read else "BETTER")
+    assert advice(comparison)[1] == ("nexus-ablate study grid --retry failed" if is_read else "")
 
 
 def test_a_shipped_study_is_read_from_its_file_unless_the_launched_one_is_asked_for(tmp_path, monkeypatch):

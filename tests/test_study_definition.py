@@ -99,6 +99,9 @@ MISTAKES = (
     ),
     ("mine vary.bias=on,off norm=layer,rms", "try: nexus-ablate plan mine vary.bias=on,off vary.norm=layer,rms"),
     ("mine vary=norm vary.norm=layer", "try: leave vary=... out"),
+    ("mine vary={} vary.norm=layer", "try: leave vary=... out"),
+    ("mine vary.norm=layer vary={}", "got: vary.norm=layer"),
+    ("mine arms.rms=norm=t5 arms={}", "try: leave arms=... out"),
     ("mine vary.norm=", "got: vary={norm: []}"),
     ("mine vary.norm=", "try: 'vary={norm: [layer, rms]}'"),
     ("mine vary.norm=rms", "no arm other than its baseline"),
@@ -204,6 +207,16 @@ def test_a_damaged_record_is_named(tmp_path, text):
     (tmp_path / "study.yaml").write_text(text)
     with pytest.raises(UserError):
         load(tmp_path)
+
+
+def test_a_damaged_record_does_not_keep_a_shipped_study_from_being_read(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("first_look", "norms"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "study.yaml").write_text("a: [")
+    assert main(["study", "--new", "my_study.yaml"]) == 0
+    assert main(["plan", "norms", "name=norms_femto", "model=femto"]) == 0
+    assert main(["plan", "norms", "name=norms-2", "seeds=8-15"]) != 0, "control: the study as it was launched"
 
 
 def test_the_file_that_new_writes_explains_each_key_and_is_the_study(tmp_path, monkeypatch, capsys):

@@ -141,6 +141,20 @@ def test_each_setting_has_a_folder_and_a_record_before_the_first_run(mine, insta
         assert "was launched with other settings" in said()
 
 
+def test_a_study_that_is_named_has_each_setting_as_it_was_launched(mine, instant, tmp_path, text_file):
+    text_file.write_text(text_file.read_text() * 10)
+    arms = ["arms.layer=norm=layer", "arms.gated=gate=elementwise", "match=params", "model.d_ff_multiple=1"]
+    size = ["model.n_layers=1", "train.steps=auto"]
+    settings = ["settings.layer=norm=layer", "settings.large=model.d_model=32"]
+    assert mine(*arms, *size, *settings, study=["study", "mine", "seeds=0,1", "--workers", "1"]) == 0
+    assert len(instant.trained) == 10, "layer is the baseline of the first setting"
+    assert main(["study", "mine", "train.device=cpu"]) == 0 and len(instant.trained) == 10
+    assert main(["study", "mine", "name=mine-2", "seeds=5,6", "train.device=cpu"]) == 0
+    for setting in ("layer", "large"):
+        former, new = record(tmp_path, f"mine@{setting}"), record(tmp_path, f"mine-2@{setting}")
+        assert new == former | {"name": "mine-2", "seeds": [5, 6]}, setting
+
+
 def test_a_run_at_its_time_limit_does_not_keep_the_next_setting_from_its_runs(mine, instant):
     instant.late = {("norm=layer", 0)}
     assert mine("settings.one=model.n_layers=1", "settings.two=model.n_layers=2") == errors.PREEMPTED

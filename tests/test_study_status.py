@@ -225,6 +225,14 @@ def test_plan_shows_everything_and_writes_nothing(tiny_run, tmp_path, monkeypatc
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
+def test_plan_notes_once_what_several_arms_change(tmp_path, monkeypatch, capsys):
+    arms = "{a: placement=hybridnorm, b: placement=hybridnorm bias=on}"
+    (tmp_path / "mine.yaml").write_text(f"baseline: [model=femto]\narms: {arms}\n")
+    monkeypatch.chdir(tmp_path)
+    _, said = plan(capsys, "mine.yaml")
+    assert said.count("note placement=hybridnorm also changes qk_norm to qkv") == 1
+
+
 ARMS = (("optim=muon", True), ("optim=muon optim.lr=5e-3", False), ("norm=layer", False))
 
 

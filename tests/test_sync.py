@@ -331,7 +331,7 @@ def test_a_comparison_of_settings_has_the_table_of_each_and_a_name_of_its_own(se
     whole, one, other, two = server.runs.values()
     names = [run.fields["displayName"] for run in (whole, one, other, two)]
     assert names == [f"compare {words.replace('runs/', '')}" for words in ("runs/mini", *others)]
-    assert {"verdict/usual", "verdict/bias"} <= two.summary.keys()
+    assert {"verdict/mini@usual", "verdict/bias"} <= two.summary.keys()
     assert "usual: " in whole.summary["answer"] and "quarter: " in whole.summary["answer"]
     assert {"verdict/usual", "verdict/quarter"} <= whole.summary.keys()
 

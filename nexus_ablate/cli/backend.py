@@ -6,7 +6,7 @@ import math
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from nexus_ablate.cli.flags import BACKEND, SLURM, TIME, WORKERS, Flags
+from nexus_ablate.cli.flags import BACKEND, SLURM, TIME, WORKERS, Flags, typed_words
 from nexus_ablate.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -60,9 +60,7 @@ def backend_of(words: list[str], flags: Flags) -> tuple[list[str], Backend]:
     for flag in BACKEND[1:]:
         if flag.key in flags and flag not in accepted:
             owner = "local" if flag in ACCEPTED["local"] else "slurm"
-            given = shlex.join([flag.name, str(flags[flag.key])])
-            if flag.repeated:
-                given = shlex.join([flag.name, "=".join(filter(None, flags[flag.key][0]))])
+            given = shlex.join(typed_words(flag, flags))
             raise ConfigError(
                 f"{flag.name} is for --launcher {owner}", f"--launcher {name} {given}", f"--launcher {owner} {given}"
             )

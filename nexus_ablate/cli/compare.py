@@ -90,7 +90,7 @@ def _publish(comparison: Comparison, name: str, project: str) -> str:
     tables, answers = {}, []
     for table in comparison.tables:
         texts = text_table(table.rows, table, shown(table, MAIN))
-        name_of_table = (table.setting or table.name) if len(comparison.tables) > 1 else table.setting
+        name_of_table = comparison.name_of(table) if len(comparison.tables) > 1 else table.setting
         tables[name_of_table] = texts.heads, texts.rows
         answers.append(f"{name_of_table}: {answer(table)}" if name_of_table else answer(table))
     endings = {"html": "report.html", "md": "report.md", "csv": "table.csv", "json": "comparison.json"}

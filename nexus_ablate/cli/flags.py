@@ -179,6 +179,16 @@ def refuse_beside(flag: Flag, others: Iterable[Flag], flags: Flags) -> None:
             raise ConfigError(problem, f"{flag.name} {other.name}", f"leave {other.name} out")
 
 
+def typed_words(flag: Flag, flags: Flags) -> list[str]:
+    """A flag that says how jobs run, with its values: `--workers 2`, `--sbatch qos=high --sbatch nodes=2`."""
+    if not flag.repeated:
+        return [flag.name, str(flags[flag.key])] if flag.key in flags else []
+    words = []
+    for option in flags.get(flag.key, ()):
+        words += [flag.name, "=".join(option)]
+    return words
+
+
 def put(path: Path, text: str) -> None:
     """Write a text to the file that a flag names, or to standard output."""
     from nexus_ablate.runs import atomic_write_text

@@ -54,7 +54,10 @@ def run(words: list[str], flags: Flags) -> int:
         if switch in options["switches"]:
             found["switches"] = {switch: options["switches"][switch]}
         for group, of_group in found.items():
-            chosen[group] = of_group | chosen.get(group, {})
+            shown = chosen.setdefault(group, {})
+            for name, option in of_group.items():
+                before = shown.get(name, option)
+                shown[name] = before | {"keys": before.get("keys", {}) | option.get("keys", {})}
         notes += [f"{word} is typed {meant}"] * bool(meant)
     if "json" in flags:
         print(json.dumps(chosen, indent=1))

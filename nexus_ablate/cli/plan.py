@@ -138,7 +138,7 @@ def _notes(planned: Planned) -> list[str]:
         if texts := lost(study.baseline, overrides):
             lines.append(f"note     {arm} drops {', '.join(texts)} of the baseline; write it in the arm to keep it")
     lines += [f"equal    {title} is {arm}" for title, arm in study.equal.items()]
-    return lines
+    return [*dict.fromkeys(lines)]  # several arms may change the same
 
 
 def _seeds(planned: Planned) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import shlex
 
 from nexus_ablate.cli.backend import backend_of
-from nexus_ablate.cli.flags import BACKEND, MULTIRUN, VERBOSE, Flags, refuse_beside
+from nexus_ablate.cli.flags import BACKEND, MULTIRUN, VERBOSE, Flags, refuse_beside, typed_words
 from nexus_ablate.cli.verb import OVERRIDES, Verb
+from nexus_ablate.config.override_syntax import read_override
 from nexus_ablate.errors import ConfigError
 
 VERB = Verb(
@@ -40,10 +41,11 @@ def run(overrides: list[str], flags: Flags) -> int:
 
         require_one_process("a multirun")
         return multirun(*backend_of(overrides, flags))
-    if one_run := [flag.name for flag in BACKEND if flag.key in flags]:
-        seeds = [] if any("," in text for text in overrides) else ["seed=0,1,2"]
-        fix = shlex.join(["nexus-ablate", "-m", *overrides, *seeds])
-        raise ConfigError(f"{one_run[0]} is for many runs", one_run[0], fix)
+    if typed := [word for flag in BACKEND for word in typed_words(flag, flags)]:
+        is_sweep = any(read_override(text).is_sweep for text in overrides)
+        seeds = [] if is_sweep else ["seed=0,1,2"]
+        fix = shlex.join(["nexus-ablate", "-m", *overrides, *seeds, *typed])
+        raise ConfigError(f"{typed[0]} is for many runs", shlex.join(typed), fix)
 
     from nexus_ablate.config.compose import compose
     from nexus_ablate.training.device import share_cores_politely

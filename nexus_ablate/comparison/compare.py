@@ -32,6 +32,7 @@ from nexus_ablate.console import nearer
 from nexus_ablate.data.batches import BLOCK_WINDOWS
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.runs.naming import BASELINE
+from nexus_ablate.runs.reading import find_runs, has_status
 from nexus_ablate.study.definition import folders_of
 from nexus_ablate.study.endpoint import DEFAULT_MARGIN, Endpoint
 from nexus_ablate.study.record import load
@@ -143,11 +144,16 @@ class Comparison:
     """What `compare` says: a table for each folder, and the settings of a study that have none yet.
 
     Attributes:
-        missing: By setting, why it has no table.
+        missing: By its folder's name, why a setting has no table.
     """
 
     tables: list[Table]
     missing: dict[str, str] = field(default_factory=dict)
+
+    def name_of(self, table: Table) -> str:
+        """The table's setting, unless tables are of several studies, whose settings may have one name: the folder's."""
+        studies = {each.study.name if each.study else "" for each in self.tables}
+        return table.setting if table.setting and len(studies) == 1 else table.name
 
 
 class Folder(NamedTuple):
@@ -183,15 +189,15 @@ def compare(
     missing = {}
     for place, study in studies.items():
         if study is not None:
-            absent = [name for name in study.settings if not place.with_name(f"{study.name}@{name}").exists()]
-            missing |= dict.fromkeys(absent, "no run yet")
+            names = [f"{study.name}@{setting}" for setting in study.settings]
+            missing |= {name: "no run yet" for name in names if not place.with_name(name).exists()}
     folders, errors = [], []
     for place, chosen in places.items():
         try:
             folders.append(_read(place, studies[place], chosen, baseline))
         except NoResult as error:
             errors.append(error)
-            missing[place.name.partition("@")[2] or place.name] = error.got
+            missing[place.name] = error.got
     if not folders:
         raise errors[-1]
     cells = _cells(studies, folders)
@@ -205,16 +211,17 @@ def _study_folder(path: Path) -> tuple[Path, str]:
         ConfigError: It is a folder of such folders.
     """
     path = Path(os.path.abspath(path)) if path.exists() else path  # `.` has no name
-    inner = sorted({run.parents[2] for run in path.glob("*/*/*/status.json")})
-    if len(inner) == 1:
-        return _study_folder(inner[0])
-    if inner and not (path / "study.yaml").exists():
-        fix = shlex.join(["nexus-ablate", "compare", *map(nearer, inner[:3])])
-        raise ConfigError("these are several folders of runs, and each is compared by itself", nearer(path), fix)
-    if (path / "status.json").exists():
+    if has_status(path):
         return path.parent.parent, path.parent.name
-    is_arm = not (path / "study.yaml").exists() and any(path.glob("*/status.json"))
-    return (path.parent, path.name) if is_arm else (path, "")
+    folders = sorted({run.parents[1] for run in find_runs([path])})
+    if (path / "study.yaml").exists() or not folders:
+        return path, ""
+    if path.parent in folders:
+        return path.parent, path.name
+    if path not in folders and len(folders) > 1:
+        fix = shlex.join(["nexus-ablate", "compare", *map(nearer, folders[:3])])
+        raise ConfigError("these are several folders of runs, and each is compared by itself", nearer(path), fix)
+    return path if path in folders else folders[0], ""
 
 
 def _read(place: Path, study: Study | None, chosen: set[str], requested: str | None) -> Folder:
@@ -285,7 +292,7 @@ def _table(folder: Folder, cells: int, requested: str | None, allow: list[str]) 
     base, *others = [arm for arm in folder.arms if arm.name not in WORTH_ARMS]
     seeds = sorted(base.runs)
     curve = None
-    if study is not None and study.worth:
+    if study is not None and study.worth and base.name == BASELINE:  # whose budgets those of worth are
         curve = loss_by_compute(base, [arm for arm in folder.arms if arm.name in WORTH_ARMS], study.seeds)
     planned = study.endpoints if study is not None else [Endpoint("val_loss")]
     endpoints = [with_margin(endpoint, base, curve) for endpoint in planned]

@@ -114,13 +114,16 @@ def _decimals(values: Frame) -> int:
 
     An arm at two decimals and one at five differ by up to half a step for no reason but rounding. Arms with too few
     runs for a word don't count, since their last decimals may be zeros by chance, nor does one whose runs all end at
-    one value, such as 1.0.
+    one value: at 1.0, or beside an arm whose runs differ.
 
     Args:
         values: The endpoint by arm.
     """
     arms = values.groupby("arm")
-    counts = (arms.count() >= FEWEST_SEEDS) & (arms.nunique() > 1)
+    has_seeds = arms.count() >= FEWEST_SEEDS
+    counts = has_seeds & (arms.nunique() > 1)
+    if not counts.any():
+        counts = has_seeds & (arms.first() % 1 != 0)
     for decimals in range(MOST_DECIMALS):
         is_rounded = (values.round(decimals) == values).groupby("arm").all()
         if (is_rounded & counts).any():

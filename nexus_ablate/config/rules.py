@@ -131,7 +131,8 @@ def check_nope_layers(layers: object, n_layers: int) -> None:
     check_layers("nope_every", layers, n_layers)
     if len(layers) == n_layers:
         got = f"nope_every={show(layers)} model.n_layers={n_layers}"
-        raise ConfigError("no layer has positions, so the choice of position does nothing", got, "position=none")
+        problem = "no layer has positions, so the choice of position does nothing"
+        raise ConfigError(problem, got, "position=none nope_every=off")
 
 
 def check_layers(key: str, layers: list[int], n_layers: int) -> None:

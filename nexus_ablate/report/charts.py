@@ -168,7 +168,7 @@ def settings(comparison: Comparison) -> str:
         return ""
     bars = []
     for table in comparison.tables:
-        bars += _bars(table.rows, f"{table.setting or table.name}: ")
+        bars += _bars(table.rows, f"{comparison.name_of(table)}: ")
     return _intervals(bars)
 
 

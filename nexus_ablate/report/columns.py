@@ -298,7 +298,7 @@ def by_measure(table: Table) -> TextTable:
 
 def matrix(comparison: Comparison) -> TextTable:
     """Arm by setting: the word and the difference."""
-    settings = [table.setting or table.name for table in comparison.tables]
+    settings = [comparison.name_of(table) for table in comparison.tables]
     cells: dict[str, list[str]] = {}
     for place, table in enumerate(comparison.tables):
         for row in table.rows:

@@ -17,7 +17,6 @@ from nexus_ablate.comparison.verdict import (
     TOO_FEW_SEEDS,
     TOO_SMALL,
 )
-from nexus_ablate.config.override_syntax import quoted
 from nexus_ablate.console import compact, duration, nearer, several
 from nexus_ablate.measure.measures import NATS
 from nexus_ablate.report.columns import difference, mean_value, shared_qualifiers
@@ -143,7 +142,10 @@ def _is_open(row: Row, table: Table) -> bool:
     if row.word not in (TOO_FEW_SEEDS, INCOMPLETE):
         return row.is_undecided
     planned = set(table.study.seeds if table.study else [])
-    return len(planned) < FEWEST_SEEDS or any(planned - arm.runs.keys() for arm in (row.arm, table.baseline))
+    for arm in (row.arm, table.baseline):
+        if any(planned - runs.keys() for runs in (arm.runs, *arm.by_rate.values())):
+            return True
+    return len(planned) < FEWEST_SEEDS
 
 
 def _launched_as(table: Table) -> Path | None:
@@ -153,13 +155,11 @@ def _launched_as(table: Table) -> Path | None:
 
 def _command(table: Table, study: Study, words: list[str]) -> str:
     """A command that trains the study as it was launched, or under a new name."""
-    assert table.folder is not None
-    name, place = study.name, []
-    if table.folder.parent != DEFAULT.absolute():
-        place = [f"runs_dir={quoted(Path(nearer(table.folder.parent)))}"]
-    elif name in shipped_studies() and not study.setting:
-        name = nearer(table.folder)  # as launched, whatever overrides were typed
-    return shlex.join(["nexus-ablate", "study", name, *words, *place])
+    folder, name = _launched_as(table), study.name
+    assert folder is not None
+    if folder.parent != DEFAULT.absolute() or name in shipped_studies():
+        name = nearer(folder)  # as launched, whatever overrides were typed
+    return shlex.join(["nexus-ablate", "study", name, *words])
 
 
 def _seconds_per_seed(table: Table) -> float:
@@ -189,7 +189,7 @@ def left_out(table: Table) -> list[str]:
 
 def missing(comparison: Comparison) -> list[str]:
     """The settings without a table."""
-    return [f"setting {name}: no result yet ({why})" for name, why in comparison.missing.items()]
+    return [f"{name}: no result yet ({why})" for name, why in comparison.missing.items()]
 
 
 def direction(endpoint: Endpoint) -> str:

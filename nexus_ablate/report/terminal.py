@@ -39,7 +39,9 @@ def show(comparison: Comparison, console: Console, details: bool = False) -> Non
             title = sentences.title(table)
             _line(console, title, "bold")
         if len(tables) > 1:
-            name = f"setting {table.setting}" if table.setting else table.name
+            name = comparison.name_of(table)
+            if name == table.setting:
+                name = f"setting {name}"
             own_basis = [part for part in sentences.basis(table) if part not in basis]
             _line(console, ": ".join(filter(None, (name, ", ".join(own_basis)))), "bold")
         _line(console, sentences.answer(table, with_numbers=False))

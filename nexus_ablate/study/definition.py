@@ -42,11 +42,12 @@ def read_study(words: list[str], verb: str = "study") -> tuple[Study, list[str]]
         fix = shlex.join(["nexus-ablate", verb, name, *words])
         raise ConfigError("the name of the study comes first", shlex.join(words), fix)
     source, typed, overrides, launch = words[0], {}, [], []
+    keys = {word.partition("=")[0] for word in words[1:]}
     for word in words[1:]:
         key, _, value = word.partition("=")
         part, _, name = key.partition(".")
         if name and part in ("vary", "arms", "settings"):
-            if not isinstance(typed.get(part, {}), dict):
+            if part in keys:
                 raise ConfigError(f"{part} is typed as a whole or in parts", word, f"leave {part}=... out")
             typed.setdefault(part, {})[name] = _listed(key, value) if part == "vary" else value
         elif key in TYPED:
@@ -57,7 +58,8 @@ def read_study(words: list[str], verb: str = "study") -> tuple[Study, list[str]]
             launch.append(word)
         else:
             overrides.append(word)
-    is_folder = (Path(source) / "study.yaml").is_file() and not any(key_of(word) == "runs_dir" for word in launch)
+    is_folder = any((folder / "study.yaml").is_file() for folder in setting_folders(Path(source)))
+    is_folder = is_folder and not any(key_of(word) == "runs_dir" for word in launch)
     if is_folder:
         folder = Path(source).resolve()
         source = folder.name
@@ -69,6 +71,10 @@ def read_study(words: list[str], verb: str = "study") -> tuple[Study, list[str]]
     study = from_values(values | typed, typed)
     study = replace(study, baseline=merged(study.baseline, overrides))
     check_overrides(study.baseline, sweeps=False, beside=TYPED)
+    if study.source and not study.setting:  # as launched: each setting has a record
+        for setting in study.settings:
+            if (runs_dir_of(launch) / f"{source}@{setting}" / "study.yaml").exists():
+                study.own[setting], _ = read_study([f"{words[0].rstrip('/')}@{setting}", *words[1:]], verb)
     return study, merged(launch)
 
 
@@ -76,7 +82,7 @@ def settings_of(study: Study) -> list[Study]:
     """The study of each setting; the study itself where it has none, or is one of them."""
     if study.setting or not study.settings:
         return [study]
-    return [replace(study, setting=setting) for setting in study.settings]
+    return [study.own.get(setting, replace(study, setting=setting)) for setting in study.settings]
 
 
 def folders_of(path: Path) -> list[Path]:
@@ -125,8 +131,10 @@ def _values_of(
             fix = shlex.join([*command, f"name=my_{name}"])
             raise ConfigError(f"{name} is a shipped study, so `study {name}` would not be this one", source, fix)
         return read_file(file)
-    launched = load(folders_of(runs_dir / source)[0])
-    if source in shipped and not (as_launched and launched):
+    launched = None
+    if as_launched or source not in shipped:
+        launched = load(folders_of(runs_dir / source)[0])
+    if source in shipped and launched is None:
         return read_file(shipped[source])
     program, verb, first, *words = command
     another_name = f"{source.partition('@')[0]}-2"
@@ -144,7 +152,7 @@ def _values_of(
             fix = shlex.join([program, verb, first, f"name={another_name}", *words])
             raise ConfigError("a launched study is fixed; a new name can change it", " ".join(changes), fix)
         if "name" in typed:
-            launched = replace(launched, source="", configs={}, added_seeds=[])
+            launched = replace(launched, added_seeds=[])
         return encode(replace(launched, setting=source.partition("@")[2]))
     raise unknown_study(source, runs_dir)
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from nexus_ablate.config.foreign_words import meaning
@@ -62,6 +62,8 @@ class Study:
         equal: Arms with the configuration of another one, which is not trained twice.
         refused: Arms that cannot be run, each with the reason.
         multirun: Made by `-m`.
+        own: Of a launched study the one of each setting, as it was launched: there, other arms may be equal, refused or
+            matched.
     """
 
     name: str
@@ -83,6 +85,7 @@ class Study:
     equal: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     multirun: bool = False
+    own: dict[str, Study] = field(default_factory=dict, compare=False)
 
     @property
     def folder_name(self) -> str:
@@ -328,10 +331,10 @@ def encode(study: Study) -> dict[str, Any]:
     """The study as plain data, without what is as it would be anyway."""
     default = Study(name=study.name)
     values: dict[str, Any] = {}
-    for each in fields(study):
-        value = getattr(study, each.name)
-        if value != getattr(default, each.name) or each.name in ("name", "seeds", "endpoints"):
-            values[each.name] = value
+    for key in KEYS:
+        value = getattr(study, key)
+        if value != getattr(default, key) or key in ("name", "seeds", "endpoints"):
+            values[key] = value
     values["endpoints"] = [endpoint.written for endpoint in study.endpoints]
     for key in ("arms", "settings"):
         if key in values:
