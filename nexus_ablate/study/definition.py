@@ -71,11 +71,12 @@ def read_study(words: list[str], verb: str = "study") -> tuple[Study, list[str]]
     study = from_values(values | typed, typed)
     study = replace(study, baseline=merged(study.baseline, overrides))
     check_overrides(study.baseline, sweeps=False, beside=TYPED)
+    own = {}
     if study.source and not study.setting:  # as launched: each setting has a record
         for setting in study.settings:
             if (runs_dir_of(launch) / f"{source}@{setting}" / "study.yaml").exists():
-                study.own[setting], _ = read_study([f"{words[0].rstrip('/')}@{setting}", *words[1:]], verb)
-    return study, merged(launch)
+                own[setting], _ = read_study([f"{words[0].rstrip('/')}@{setting}", *words[1:]], verb)
+    return replace(study, own=own), merged(launch)
 
 
 def settings_of(study: Study) -> list[Study]:
