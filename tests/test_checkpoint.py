@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from faults.bench import at_every_call
+from faults.bench import at_every_call, child, ended
 
 from nexus_ablate.errors import StorageError
 from nexus_ablate.training.checkpoint import load_newest, save
@@ -52,19 +52,6 @@ def two(tmp_path: Path) -> Path:
     save_step(tmp_path / "checkpoints", 100)
     save_step(tmp_path / "checkpoints", 200)
     return tmp_path / "checkpoints"
-
-
-def exit_of(action: Callable[[], object]) -> int:
-    """The exit status of a forked child that runs `action`: 0, or 1 where it raised."""
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            action()
-            status = 0
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def test_every_kind_of_tensor_comes_back_to_the_bit(tmp_path: Path):
@@ -136,7 +123,7 @@ def test_a_save_that_ends_at_any_call_to_the_disk_loses_nothing(two: Path, monke
                 save_step(copy, 300)
 
         if way == "killed":
-            assert exit_of(save_and_end) == 9, number
+            assert ended(child(save_and_end)) == 9, number
         else:
             try:
                 save_and_end()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch._dynamo
+from faults.bench import logged
 from options import EVERY_OPTION
 
 from nexus_ablate.config.compose import compose
@@ -19,7 +20,7 @@ from nexus_ablate.launch.multirun import study_of
 from nexus_ablate.launch.worker import Task
 from nexus_ablate.measure.probe import evaluation_mode
 from nexus_ablate.model import build_model
-from nexus_ablate.runs import read_jsonl, read_run
+from nexus_ablate.runs import read_run
 from nexus_ablate.training import device, step
 from nexus_ablate.training.session import train
 from nexus_ablate.training.step import Step
@@ -41,7 +42,6 @@ ARMS = [
     "ffn=gelu",
 ]
 ONCE = {"compiled": True, "programs": 1, "graph_breaks": 0}
-CLOCK = {"seconds", "tokens_per_second", "peak_memory_bytes"}
 
 
 @pytest.fixture
@@ -71,11 +71,7 @@ def trained(arms, folder, overrides):
         answer = worker.train(Task.of(job, {}), lambda: False)
         assert answer.status == 0, answer.reason
         record = read_run(answer.path)
-        rows = [
-            {k: v for k, v in row.items() if k not in CLOCK}
-            for log in ("metrics.jsonl", "probes.jsonl")
-            for row in read_jsonl(answer.path / log)
-        ]
+        rows = logged(answer.path) + logged(answer.path, "probes.jsonl")
         result[name] = rows, {key: record.summary[key] for key in ONCE}
     worker.close()
     return result

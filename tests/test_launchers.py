@@ -21,7 +21,8 @@ from nexus_ablate.launch import hydra, local, multirun
 from nexus_ablate.launch.jobs import JobResult
 from nexus_ablate.launch.launch import launch
 from nexus_ablate.runs import find_runs, read_run
-from tests.test_study_queue import nexus, rows, start
+from tests.faults.bench import logged
+from tests.test_study_queue import nexus, start
 from tests.trial_norm import BAD, WORDS, write_plugin
 
 
@@ -269,7 +270,7 @@ def test_the_runs_of_a_study_are_the_same_by_a_launcher_and_by_the_queue(tiny_ru
     ]
     assert len(runs) == 2 * 2 * 3, "each seed at each rate"
     for path in runs:
-        assert rows(path) == rows(tmp_path / "queued" / path.relative_to(tmp_path / "launched"))
+        assert logged(path) == logged(tmp_path / "queued" / path.relative_to(tmp_path / "launched"))
         assert (read_run(path).env or {})["launcher"] == launcher
     again = nexus([*study, "runs_dir=launched", *by_launcher], cwd=tmp_path)
     assert again.returncode == 0 and "nothing to run" in again.stderr
@@ -304,7 +305,7 @@ def test_a_worker_of_a_launcher_is_killed_and_the_same_command_resumes_its_run(t
     runs = find_runs([tmp_path / "killed"])
     assert len(runs) == 4
     for path in runs:
-        assert rows(path) == rows(tmp_path / "alone" / path.relative_to(tmp_path / "killed"))
+        assert logged(path) == logged(tmp_path / "alone" / path.relative_to(tmp_path / "killed"))
 
 
 def test_a_run_that_its_launcher_could_not_start_says_why():
@@ -354,7 +355,7 @@ def test_a_driver_that_is_killed_again_and_again_ends_with_the_table_of_an_undis
     runs = find_runs([runs_dir])
     assert len(runs) == 16
     for path in runs:
-        assert rows(path) == rows(tmp_path / "alone" / path.relative_to(runs_dir))
+        assert logged(path) == logged(tmp_path / "alone" / path.relative_to(runs_dir))
 
 
 # ------------------------------------------------------------------------------------------ launchers that are not here

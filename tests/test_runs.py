@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faults.bench import child, ended
 
 from nexus_ablate.errors import AlreadyRunning, CheckpointError, ConfigError, StorageError, UserError
 from nexus_ablate.masking import mask
@@ -72,19 +73,6 @@ def settled_run(runs_dir: Path, state: str = "finished") -> Path:
     return run.path
 
 
-def fork(action: Callable[[], object]) -> int:
-    """The pid of a child that runs `action` and ends with 0, or 1 where it raised."""
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            action()
-            status = 0
-        finally:
-            os._exit(status)
-    return pid
-
-
 def killed_while_running(runs_dir: Path) -> Path:
     """A run whose process was killed in state `running`."""
 
@@ -94,8 +82,7 @@ def killed_while_running(runs_dir: Path) -> Path:
         run.log_metrics(row(0))
         os.kill(os.getpid(), signal.SIGKILL)
 
-    _, status = os.waitpid(fork(train), 0)
-    assert os.WTERMSIG(status) == signal.SIGKILL
+    assert ended(child(train)) == -signal.SIGKILL
     return next(runs_dir.glob("*/*/s*"))
 
 
@@ -239,7 +226,7 @@ def test_a_kill_at_any_instant_leaves_the_old_text_or_the_new_one(
             os.fsync, os.replace = deadly(os.fsync), deadly(os.replace)
             write(path, new)
 
-        os.waitpid(fork(write_and_die), 0)
+        ended(child(write_and_die))
         results.add(path.read_text())
     assert (results == {old, new}) is survives
 
@@ -351,10 +338,10 @@ def test_a_forked_worker_that_outlives_its_killed_parent_does_not_keep_the_run_a
         open_it(tmp_path)
         if not protected:
             ownership._held.clear()
-        fork(lambda: os.read(until, 1))
+        child(lambda: os.read(until, 1))
         os.kill(os.getpid(), signal.SIGKILL)
 
-    os.waitpid(fork(train), 0)
+    ended(child(train))
     try:
         if protected:
             open_it(tmp_path).close()
@@ -395,12 +382,15 @@ def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pyt
         open_it(tmp_path)
 
 
-def test_a_held_lock_outweighs_an_old_heartbeat(tmp_path: Path):
+@pytest.mark.parametrize("age", [1000, -1000])
+def test_a_held_lock_outweighs_an_old_heartbeat_and_one_of_a_clock_that_was_set_back(tmp_path: Path, age: float):
     with open_it(tmp_path) as run:
-        edit_status(run.path, state="running", heartbeat=ago(1000))
+        edit_status(run.path, state="running", heartbeat=ago(age))
         record = read_run(run.path)
         assert record.state == "running"
         assert effective_state(record.status, tmp_path) == "lost"  # by the heartbeat alone, in a folder without a lock
+        with pytest.raises(AlreadyRunning):
+            open_it(tmp_path)
 
 
 def test_a_reader_never_makes_a_start_fail(tmp_path: Path):
@@ -548,17 +538,19 @@ def test_a_signal_handler_that_interrupts_a_writing_can_write(tmp_path: Path, mo
 # Heartbeat
 
 
-@pytest.mark.parametrize("ended", [False, True])
-def test_the_heartbeat_beats_by_itself_until_the_run_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: bool):
+@pytest.mark.parametrize("closed", [False, True])
+def test_the_heartbeat_beats_by_itself_until_the_run_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closed: bool
+):
     monkeypatch.setattr(directory, "HEARTBEAT_SECONDS", 0.01)
     run = open_it(tmp_path)
-    if ended:
+    if closed:
         run.status("finished")
     edit_status(run.path, heartbeat=ago(1000))
-    deadline = time.monotonic() + (0.2 if ended else 5)
+    deadline = time.monotonic() + (0.2 if closed else 5)
     while time.monotonic() < deadline and json.loads((run.path / "status.json").read_text())["heartbeat"] < ago(500):
         time.sleep(0.01)
-    assert (json.loads((run.path / "status.json").read_text())["heartbeat"] > ago(500)) is not ended
+    assert (json.loads((run.path / "status.json").read_text())["heartbeat"] > ago(500)) is not closed
     run.close()
     before = snapshot(run.path)
     run.heartbeat()

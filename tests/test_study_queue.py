@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from faults.bench import logged
 
 from nexus_ablate import errors
 from nexus_ablate.config.compose import compose
@@ -20,7 +21,6 @@ from nexus_ablate.runs import find_runs, read_jsonl, read_run
 from nexus_ablate.training.device import IdleCores
 from nexus_ablate.training.session import train
 
-CLOCK = {"seconds", "tokens_per_second", "peak_memory_bytes"}
 CRASH = '''
 import os, signal, time
 from nexus_ablate.axes.norm import NORM, RMSNorm
@@ -119,10 +119,6 @@ def states(runs_dir):
     return {(run.arm, run.seed): run.state for run in map(read_run, find_runs([runs_dir / "mine"]))}
 
 
-def rows(path):
-    return [{k: v for k, v in row.items() if k not in CLOCK} for row in read_jsonl(path / "metrics.jsonl")]
-
-
 def photograph(root: Path):
     """Every file's content and time, without the locks, in which their last owner stands."""
     files = [path for path in sorted(root.rglob("*")) if path.is_file() and path.name != "LOCK"]
@@ -154,7 +150,7 @@ def test_what_is_missing_is_run_once_and_like_each_run_alone(study, tmp_path):
         changes += [] if record.arm == "baseline" else [record.arm]
         alone = train(compose([*overrides, *changes]), quiet=True)
         assert alone.path.name == path.name, "the same identity"
-        assert rows(alone.path) == rows(path)
+        assert logged(alone.path) == logged(path)
         assert record.env is not None
         assert record.env["runs_per_device"] == 2
 
@@ -288,7 +284,7 @@ def test_a_stopped_driver_continues_with_the_same_command(study, plugin, tmp_pat
     alone = [f"runs_dir={undisturbed}" if text.startswith("runs_dir=") else text for text in slow]
     assert nexus(alone, plugin).returncode == 0
     for path in find_runs([runs_dir]):
-        assert rows(path) == rows(undisturbed / path.relative_to(runs_dir))
+        assert logged(path) == logged(undisturbed / path.relative_to(runs_dir))
 
 
 def states_now(runs_dir):
