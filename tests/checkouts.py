@@ -1,12 +1,15 @@
-"""The source of the package, and copies of it that a test may edit, as a user edits a checkout."""
+"""The source of the package and its scripts, and copies that a test may edit, as a user edits a checkout."""
 
 from __future__ import annotations
 
 import ast
 import functools
+import importlib.util
 import shutil
 import subprocess
+import sys
 from pathlib import Path
+from types import ModuleType
 
 from nexus_ablate.provenance import source_hashes
 
@@ -17,6 +20,16 @@ ROOT = Path(__file__).resolve().parents[1]
 def parsed(source: str) -> ast.Module:
     """The syntax tree of a module, parsed once for all the tests that look at it."""
     return ast.parse(source)
+
+
+def script(name: str) -> ModuleType:
+    """A module of scripts/."""
+    spec = importlib.util.spec_from_file_location(f"scripts_{name}", ROOT / f"scripts/{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclasses look themselves up
+    spec.loader.exec_module(module)
+    return module
 
 
 class Checkout:

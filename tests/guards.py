@@ -16,7 +16,7 @@ import numpy as np
 from scipy import stats
 from written_runs import Writer, config_of
 
-from nexus_ablate.comparison.compare import compare
+from nexus_ablate.comparison.compare import Table, compare
 from nexus_ablate.comparison.fairness import FAIL
 
 FOLDER = Path(__file__).with_suffix("")
@@ -37,6 +37,11 @@ def recorded(study: dict[str, Any]) -> dict[Cell, dict[str, Any]]:
 
 
 # ----------------------------------------------------------------------------------------------------- planted runs
+
+
+def tables_of(study: dict[str, Any], root: Path) -> list[Table]:
+    """The comparison of a study that is written under `root`: a table for each setting."""
+    return compare(write(study, root)).tables
 
 
 def write(study: dict[str, Any], root: Path) -> list[Path]:
@@ -98,10 +103,10 @@ def _write_definition(writer: Writer, study: dict[str, Any], setting: str) -> No
     writer.plan(**written, setting=setting)
 
 
-def results(folders: Iterable[Path]) -> dict[Cell, dict[str, Any]]:
+def results(tables: Iterable[Table]) -> dict[Cell, dict[str, Any]]:
     """What the comparison says of every cell."""
     found = {}
-    for table in compare(folders).tables:
+    for table in tables:
         for row in table.all_rows:
             effect = None if row.word in ("IDENTICAL", "NOT COMPARABLE", "DIVERGED", "INCOMPLETE") else row.effect
             result = {"word": row.word, "qualifiers": [*row.qualifiers], "unfair": sorted(row.unfair)}
@@ -110,18 +115,18 @@ def results(folders: Iterable[Path]) -> dict[Cell, dict[str, Any]]:
     return found
 
 
-def broken(folders: Iterable[Path]) -> dict[str, dict[str, list[str]]]:
+def broken(tables: Iterable[Table]) -> dict[str, dict[str, list[str]]]:
     """By setting, the arms that break each fairness condition."""
     conditions = {}
-    for table in compare(folders).tables:
+    for table in tables:
         conditions[table.setting] = {c.name: sorted(c.arms) for c in table.checks if c.status == FAIL}
     return conditions
 
 
-def left_out(folders: Iterable[Path]) -> list[str]:
+def left_out(tables: Iterable[Table]) -> list[str]:
     """The runs that give no result, as setting/arm/seed."""
     runs = []
-    for table in compare(folders).tables:
+    for table in tables:
         for out in table.left_out:
             runs.append(f"{table.setting}/{out.path.parent.name}/{out.path.name.partition('-')[0]}")
     return sorted(runs)

@@ -10,9 +10,9 @@ WORDS = ("word", "qualifiers", "unfair")
 
 @pytest.fixture(scope="module", params=guards.STUDIES)
 def planted(request, tmp_path_factory):
-    """A study and the folders of its runs."""
+    """A study and the tables of its comparison."""
     study = guards.read(request.param)
-    return study, guards.write(study, tmp_path_factory.mktemp("guards"))
+    return study, guards.tables_of(study, tmp_path_factory.mktemp("guards"))
 
 
 def numbers(result):
@@ -21,8 +21,8 @@ def numbers(result):
 
 
 def test_every_cell_has_the_recorded_word_and_seeds_to_decide(planted):
-    study, folders = planted
-    found = guards.results(folders)
+    study, tables = planted
+    found = guards.results(tables)
     expected = {cell: result for cell, result in guards.recorded(study).items()}
     assert found.keys() == expected.keys()
     for cell, result in expected.items():
@@ -30,16 +30,16 @@ def test_every_cell_has_the_recorded_word_and_seeds_to_decide(planted):
 
 
 def test_every_cell_has_the_recorded_difference_interval_and_errors(planted):
-    study, folders = planted
-    found = guards.results(folders)
+    study, tables = planted
+    found = guards.results(tables)
     for cell, result in guards.recorded(study).items():
         assert numbers(found[cell]) == pytest.approx(numbers(result), rel=1e-9, abs=1e-12), cell
 
 
 def test_the_recorded_arms_break_fairness_and_the_recorded_runs_are_left_out(planted):
-    study, folders = planted
-    assert guards.broken(folders) == study["broken"]
-    assert guards.left_out(folders) == study["left_out"]
+    study, tables = planted
+    assert guards.broken(tables) == study["broken"]
+    assert guards.left_out(tables) == study["left_out"]
 
 
 def test_every_word_is_among_the_recorded_ones():
@@ -60,7 +60,7 @@ def test_the_recorded_numbers_follow_from_the_planted_ones(name):
 def test_one_loss_that_is_a_millionth_higher_is_noticed(tmp_path):
     study = guards.read("baseline_failures")
     study["runs"][1]["losses"][1] += 1e-6
-    found = guards.results(guards.write(study, tmp_path))
+    found = guards.results(guards.tables_of(study, tmp_path))
     cell = ("", study["runs"][1]["arm"], "val_loss")
     expected = numbers(guards.recorded(study)[cell])
     assert numbers(found[cell]) != pytest.approx(expected, rel=1e-9, abs=1e-12)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections import Counter
-from pathlib import Path
 
+import checkouts
 import pytest
 
 from nexus_ablate.pretrained.families import FAMILIES
 
-SCRIPT = Path(__file__).parent.parent / "scripts" / "published.py"
-PAGE = (SCRIPT.parents[1] / "docs/published_decoders.md").read_text(encoding="utf-8")
+PAGE = (checkouts.ROOT / "docs/published_decoders.md").read_text(encoding="utf-8")
 TYPES = {"exact": 61, "refused": 135}
 KEYS = {"exact": 2874, "refused": 95}
 """What becomes of the exact types with one key changed or removed, where transformers does not refuse it itself."""
@@ -20,12 +17,7 @@ KEYS = {"exact": 2874, "refused": 95}
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("published_script", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclasses look themselves up
-    spec.loader.exec_module(module)
-    return module
+    return checkouts.script("published")
 
 
 def test_the_page_counts_what_is_tested():
