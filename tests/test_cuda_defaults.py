@@ -147,7 +147,7 @@ def test_explain_says_whether_a_gpu_would_compile_and_hold_all_logits(machine, c
 
 
 def test_a_run_says_before_its_first_step_how_it_is_executed(tiny_run, tmp_path, capsys):
-    assert main(tiny_run()) == 0
+    assert main(tiny_run("train.steps=2")) == 0
     said = " ".join(capsys.readouterr().err.split())
     assert re.search(
         r"execution fp32 products; not compiled \(\S+ FLOPs; compiling pays from \S+\); logits whole", said

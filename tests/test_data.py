@@ -24,7 +24,7 @@ import pytest
 from nexus_ablate.cli import main
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.options import Option, check_option, option_files
-from nexus_ablate.data import cache, corpus, fingerprint_of, hub, load_tokenizer, prepare
+from nexus_ablate.data import cache, corpus, fingerprint_of, hub, load_tokenizer, prepare, repeated_text
 from nexus_ablate.data.tables import column_texts
 from nexus_ablate.data.tokenizer import (
     _PROBES,
@@ -314,12 +314,18 @@ def test_two_files_are_not_the_fingerprint_of_their_concatenation(tmp_path: Path
 LINES = [f"Line {i} of a text in which no line comes twice." for i in range(400)]
 
 
+def write_texts(folder: Path, texts: dict[str, list[str]]) -> list[Path]:
+    """Files of documents by their names: a table of them, or their lines."""
+    for name, documents in texts.items():
+        path = folder / name
+        write_table(path, documents) if path.suffix == ".jsonl" else path.write_text("\n".join(documents))
+    return [folder / name for name in texts]
+
+
 @pytest.mark.parametrize(
     ("texts", "share"),
     [
-        ({"a.txt": LINES}, 0),
         ({"a.txt": LINES, "copy.txt": LINES}, 1),
-        ({"a.txt": LINES, "b.txt": [*LINES[:10], *(f"Then {line}" for line in LINES[:30])]}, 0.22),
         ({"a.jsonl": LINES}, 0),
         ({"a.jsonl": LINES * 2}, 1),
         ({"a.jsonl": [f"{i}: a short row" for i in range(99)] * 2}, 1),
@@ -327,11 +333,24 @@ LINES = [f"Line {i} of a text in which no line comes twice." for i in range(400)
         ({"a.txt": [" ".join(LINES)], "copy.txt": [" ".join(LINES)]}, 1),
     ],
 )
+def test_the_share_of_validation_text_that_stands_in_the_training_text_is_known_before_and_after_it_is_tokenized(
+    tmp_path, monkeypatch, texts, share
+):
+    monkeypatch.setenv("NEXUS_ABLATE_CACHE", str(tmp_path / "cache"))
+    chosen = files(*write_texts(tmp_path, texts), val_fraction=0.1)
+    shares = [repeated_text(chosen, 16), prepare(chosen, context=16).repeated, repeated_text(chosen, 16)]
+    assert shares == pytest.approx([share] * 3, abs=0.04)
+
+
+@pytest.mark.parametrize(
+    ("texts", "share"),
+    [
+        ({"a.txt": LINES}, 0),
+        ({"a.txt": LINES, "b.txt": [*LINES[:10], *(f"Then {line}" for line in LINES[:30])]}, 0.22),
+    ],
+)
 def test_a_run_and_explain_warn_of_validation_text_that_stands_in_the_training_text(tmp_path, capsys, texts, share):
-    for name, documents in texts.items():
-        path = tmp_path / name
-        write_table(path, documents) if path.suffix == ".jsonl" else path.write_text("\n".join(documents))
-    paths = ",".join(str(tmp_path / name) for name in texts)
+    paths = ",".join(map(str, write_texts(tmp_path, texts)))
     chosen = ["data=files", f"data.files=[{paths}]", "data.val_fraction=0.1"]
     tiny = ["model=femto", "model.n_layers=1", "model.context=16", "train.steps=1", "probe=off", "tracker=files"]
     for verb in (["explain"], ["train"], ["explain"]):  # before and after the text is tokenized

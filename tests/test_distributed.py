@@ -21,6 +21,7 @@ from nexus_ablate.kernels import normuon
 from nexus_ablate.runs import find_runs, read_run
 from nexus_ablate.training.checkpoint import load_newest
 from nexus_ablate.training.distributed import Place, World, place
+from nexus_ablate.training.refusals import check_world
 from nexus_ablate.training.step import Step
 
 SHORT = ("train.steps=10", "train.checkpoint_every=4", "train.eval_every=5", "train.batch_size=8", "optim.lr=1e-2")
@@ -194,20 +195,21 @@ def torchrun(arguments):
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "problem"),
-    [
-        (["train.batch_size=3"], "train.batch_size must be divisible"),
-        (["norm=batch"], "statistics over the batch"),
-        (["ffn=moe"], "balances its experts over the batch"),
-    ],
-)
-def test_what_cannot_be_spread_is_refused_before_a_directory_is_made(tiny_run, tmp_path, overrides, problem):
-    statuses, said = together(2, tiny_run(*overrides), tmp_path)
+def test_what_cannot_be_spread_is_refused_before_a_directory_is_made(tiny_run, tmp_path):
+    statuses, said = together(2, tiny_run("train.batch_size=3"), tmp_path)
     assert statuses == {0: 2, 1: 2}
-    assert problem in said
+    assert "train.batch_size must be divisible" in said
     assert "Traceback" not in said
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "problem"),
+    [("norm=batch", "statistics over the batch"), ("ffn=moe", "balances its experts over the batch")],
+)
+def test_an_option_that_needs_the_whole_batch_cannot_be_spread(tiny, option, problem):
+    with pytest.raises(errors.ConfigError, match=problem):
+        check_world(tiny(option, "train.batch_size=4"), Place(0, 2))
 
 
 def test_a_refusal_by_the_first_process_is_printed_once_and_ends_the_others_with_its_status(tiny_run, tmp_path):

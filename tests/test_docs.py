@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from checkouts import ROOT, script
 from PIL import Image
 from wandb_server import serving_alone
 from written_runs import Writer
@@ -26,7 +26,6 @@ from nexus_ablate.cli.verb import all_verbs, verb_names
 from nexus_ablate.measure.measures import SECTIONS
 from nexus_ablate.measure.regime import check_passes
 
-ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "runs/README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NAME = r"(?:torchrun \S+ \d -m nexus_ablate|nexus-ablate)"
 LINE = re.compile(rf"^(?: {{4}}|\$ )(?P<command>{NAME} .*?)(?: {{2,}}.*)?$", re.M)
@@ -106,6 +105,7 @@ def desk(tmp_path, monkeypatch):
         return ""
 
     monkeypatch.setattr("nexus_ablate.cli.bench.SECONDS", 0.1)
+    monkeypatch.setattr("nexus_ablate.cli.doctor.import_error", lambda modules: ("", ""))  # takes seconds
     monkeypatch.setattr(session, "train", train)
     monkeypatch.setattr(LocalPool, "run", run)
     monkeypatch.setattr(Slurm, "check", lambda _: None)
@@ -122,10 +122,10 @@ def with_what_it_needs(words: list[str], place: Path) -> None:
         return
     if words[0] not in ("compare", "status", "show", "sample", "evaluate", "sync"):
         return
-    for study in ("norms", "prose_norm", "norms_micro", "first_look", "mine", "rates", "scratch", "imported"):
-        writer = Writer(place / "runs", study)
-        writer.arm(losses=[2.0, 2.01, 1.99, 2.0, 2.02])
-        writer.arm("norm=layer", losses=[2.1, 2.12, 2.09, 2.11, 2.12])
+    study = next((word.removeprefix("runs/") for word in words[1:] if word != "last"), "scratch")
+    writer = Writer(place / "runs", study)
+    writer.arm(losses=[2.0, 2.01, 1.99, 2.0, 2.02])
+    writer.arm("norm=layer", losses=[2.1, 2.12, 2.09, 2.11, 2.12])
 
 
 def test_the_pages_have_commands():
@@ -181,15 +181,6 @@ def test_a_benchmark_of_a_step_that_a_page_names_runs(words, tmp_path):
 
 def test_a_command_that_is_wrong_is_seen(desk):
     assert main(shlex.split("nexus-ablate norm=rmss")[1:]) == 2
-
-
-def script(name):
-    """A module of scripts/."""
-    spec = importlib.util.spec_from_file_location(f"scripts_{name}", ROOT / f"scripts/{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_page_of_options_and_the_tables_of_measures_are_those_of_the_code():

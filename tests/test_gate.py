@@ -22,6 +22,9 @@ FUNCTIONS = {
     "silu": lambda z: z * torch.sigmoid(z),
     "identity": lambda z: z,
 }
+KEYS = ({}, {"bias": 2.0}, {"input": False}, {"input": False, "bias": 2.0})
+ACTIVATED = [*zip(FUNCTIONS, KEYS, strict=True)]
+"""Every activation once: a gate calls it at one place, whatever its keys are."""
 
 
 def build(name, **keys):
@@ -53,8 +56,7 @@ def spread(name, site, logit):
 
 
 @pytest.mark.parametrize(("name", "site"), EVERYWHERE)
-@pytest.mark.parametrize("activation", FUNCTIONS)
-@pytest.mark.parametrize("keys", [{}, {"bias": 2.0}, {"input": False}, {"input": False, "bias": 2.0}], ids=str)
+@pytest.mark.parametrize(("activation", "keys"), ACTIVATED)
 def test_a_gate_multiplies_by_its_activated_logit_a_projection_of_the_input_or_a_constant(
     x, name, site, activation, keys
 ):
@@ -69,8 +71,7 @@ def test_a_gate_multiplies_by_its_activated_logit_a_projection_of_the_input_or_a
 
 
 @pytest.mark.parametrize("site", SHAPES)
-@pytest.mark.parametrize("activation", FUNCTIONS)
-@pytest.mark.parametrize("bias", ["off", 0.5])
+@pytest.mark.parametrize(("activation", "bias"), [*zip(FUNCTIONS, ("off", 0.5, 0.5, "off"), strict=True)])
 def test_an_additive_gate_adds_what_a_gate_would_multiply_by(x, site, activation, bias):
     gate, y = build("additive", site=site, activation=activation, bias=bias), y_at(site)
     logit = F.linear(x, gate.map.weight) + (0 if bias == "off" else bias)
