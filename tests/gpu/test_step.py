@@ -69,7 +69,7 @@ def test_a_number_that_is_not_finite_is_reported_with_its_step_and_changes_no_we
     step.take(0, ROWS)
     before = {name: p.detach().clone() for name, p in step.model.named_parameters()}
     loss_of = step.loss
-    monkeypatch.setattr(step, "loss", lambda rows: (loss_of(rows)[0] * math.nan, None, {}))
+    monkeypatch.setattr(step, "loss", lambda rows, weight: (loss_of(rows, weight)[0] * math.nan, None, {}, {}))
     for number in range(1, 4):
         step.take(number, ROWS)
     assert all(torch.equal(before[name], p) for name, p in step.model.named_parameters())
