@@ -201,6 +201,7 @@ STEPS = (  # in one process, so that what one of them imports would be seen by a
     ("+x=1", "torch wandb datasets matplotlib"),
     ("import anything", "torch"),
     ("status RUNS", "torch wandb matplotlib scipy"),
+    ("compare RUNS", "torch wandb matplotlib"),
     ("doctor", "torch wandb datasets submitit joblib"),
 )
 """Modules that are imported and commands, and what must not be imported by then."""
@@ -213,6 +214,8 @@ for step, slow in json.loads(sys.argv[1]):
     if step.startswith("import nexus_ablate"):
         modules = [import_module(name) for name in words[1:]]
     else:
+        if step == "doctor":  # which imports every package in a process of its own, for seconds
+            import_module("nexus_ablate.cli.doctor").import_error = lambda modules: ("", "")
         status = import_module("nexus_ablate.cli").main(words)
         assert status == (2 if "=" in step or "anything" in step else 0), step
     assert not {*slow.split()} & {name for name, module in sys.modules.items() if module}, step
@@ -221,12 +224,14 @@ for step, slow in json.loads(sys.argv[1]):
 
 def test_what_needs_no_torch_imports_none_and_makes_nothing(tmp_path):
     writer = Writer(tmp_path / "runs", "mine")
-    writer.run()
+    writer.arm(losses=[2.0, 2.02, 1.98, 2.01, 1.99])
+    writer.arm("norm=layer", losses=[2.11, 2.12, 2.09, 2.11, 2.08])
     writer.plan(("norm=layer",))
     (tmp_path / "work").mkdir()
     steps = [(step.replace("RUNS", str(tmp_path / "runs/mine")), slow) for step, slow in STEPS]
     command = [sys.executable, "-c", STEP, json.dumps(steps)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path / "work")
     assert done.returncode == 0, done.stderr
-    assert "pip install 'nexus-ablate[import]'" in done.stderr and "1 finished" in done.stdout
+    assert "pip install 'nexus-ablate[import]'" in done.stderr
+    assert "10 finished" in done.stdout and "WORSE" in done.stdout
     assert not list((tmp_path / "work").iterdir())

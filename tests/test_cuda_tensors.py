@@ -149,9 +149,6 @@ def test_on_a_gpu_the_hooks_of_every_linear_layer_fire(guard, monkeypatch, tiny,
     assert fired == set(layers)
 
 
-# ------------------------------------------------------------------------------------------------ the plain optimizer
-
-
 # ----------------------------------------------------------------------------------------------- what a GPU reports
 
 

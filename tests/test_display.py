@@ -52,18 +52,6 @@ def test_without_a_terminal_there_is_a_line_every_thirty_seconds_and_no_bar(monk
     assert "step 30/100 loss 2.0000" in stream.getvalue()
 
 
-def test_a_wide_terminal_gets_a_bar_with_loss_rate_gradient_and_speed(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "120")
-    stream = Terminal()
-    shown = Display(stream)
-    shown.start(4, 0)
-    monkeypatch.setattr(display.time, "monotonic", lambda: 1e9)
-    shown.advance(4, 2.0, 1e-3, 0.5, 1000.0)
-    shown.stop()
-    for part in ("4/4", "loss 2.000", "lr 1.0e-03", "grad 0.50", "1.0k tok/s"):
-        assert part in stream.getvalue()
-
-
 def test_a_line_said_during_the_bar_is_a_line_of_its_own():
     stream = Terminal()
     shown = Display(stream)

@@ -84,12 +84,6 @@ def test_initial_values_are_those_of_the_built_model(tiny, overrides):
         assert [*stds] == [pytest.approx(values.std().item(), rel=0.02)], role
 
 
-def test_a_placement_s_gain_is_in_the_initial_values_of_the_roles_that_it_scales(tiny):
-    scaled, plain = (initial_stds(tiny(f"placement={name}", "init=xavier")) for name in ("deepnorm", "post"))
-    assert {role for role in plain if scaled[role] != plain[role]} == {"value", "attn_out", "ffn_in", "ffn_out"}
-    assert min(scaled["value"]) / min(plain["value"]) == pytest.approx((8 * 2) ** -0.25)
-
-
 def test_equations_show_the_values_that_are_in_force(tiny):
     config = tiny("norm=layer", "norm_bias=off", "norm.eps=1e-3", "embed_scale=sqrt_d", "final_softcap=30")
     described = {part["of"]: part for part in explained(config)["equations"]}

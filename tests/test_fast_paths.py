@@ -348,16 +348,6 @@ def test_a_run_on_a_fast_path_is_the_same_run(name, tiny_run, tmp_path, request,
     assert fast_rows[1]["train/loss"] == pytest.approx(plain_rows[1]["train/loss"], rel=1e-5)
 
 
-# ------------------------------------------------------------------------------------- activation checkpointing
-
-
-def test_activation_checkpointing_changes_nothing_but_memory(tiny_run, tmp_path):
-    options = ["model.dropout=0.1", "placement=dual", "train.steps=5", "train.checkpoint_every=1000"]
-    plain = run(tiny_run(*options))
-    again = run(tiny_run(*options, "train.activation_checkpointing=on", f"runs_dir={tmp_path / 'other'}"))
-    assert logged(again.path) == logged(plain.path)
-
-
 # ------------------------------------------------------------------------------------- no waiting for the device
 
 

@@ -13,9 +13,8 @@ from tensors import TOKENS
 from nexus_ablate.axes.mixer import MIXER
 from nexus_ablate.cli import main
 from nexus_ablate.config.compose import compose, differences
-from nexus_ablate.config.options import option_files
 from nexus_ablate.config.plugins import VARIABLE, add_plugins
-from nexus_ablate.config.rules import READ_BY_MIXERS, check_settings
+from nexus_ablate.config.rules import READ_BY_MIXERS
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.measure.evaluation import NotDefined, Subject
 from nexus_ablate.measure.evaluation.intervention import Intervention
@@ -164,11 +163,6 @@ def test_a_wrong_declaration_is_refused(average, tiny, reads, says):
     average(f"{YAML}reads: {reads}\n")
     with pytest.raises(ConfigError, match=says):
         build_model(tiny("mixer=average"), 11)
-
-
-def test_the_mixers_that_are_built_in_declare_what_they_read():
-    for file in option_files("mixer").values():
-        check_settings(file)
 
 
 def test_a_layer_has_the_mixer_that_the_list_says(average, tiny):

@@ -78,10 +78,6 @@ def test_batch_is_torch_s_batch_norm_in_both_modes_and_keeps_its_running_statist
     torch.testing.assert_close(actual(x), expected(x.flatten(0, 1)).view_as(x), rtol=0, atol=1e-5)
 
 
-def test_scale_equals_rms_with_a_scalar_gain(x):
-    torch.testing.assert_close(build("scale")(x), build("rms", eps=1e-30)(x))
-
-
 def test_dyt_has_no_bias_as_in_the_authors_language_model_unless_one_is_asked_for(tiny):
     """Its parameters are those of LLaMA's DynamicTanh: a scalar alpha and a gain of the width."""
     for overrides, names in (

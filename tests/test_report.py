@@ -385,11 +385,6 @@ def test_a_file_that_exists_is_replaced_with_force_alone(comparison, tmp_path, c
     assert main([*command, "--force"]) == 0 and mine.read_text() != "my own note\n"
 
 
-def test_json_on_standard_output_is_json_alone(comparison, tmp_path, capsys):
-    assert main(["compare", str(tmp_path / "runs/study"), "--json", "-"]) == 0
-    assert json.loads(capsys.readouterr().out)["tables"][0]["name"] == "study"
-
-
 # ------------------------------------------------------------------------------------------------------ drawing
 
 

@@ -42,10 +42,10 @@ from nexus_ablate.study.definition import read_study
 from nexus_ablate.track.run_on_wandb import place_of
 from nexus_ablate.training import session
 from nexus_ablate.training.session import train
+from tests.faults.bench import logged
 from tests.faults.test_secrets import ENVIRONMENT, TYPED, traces
 from tests.leaking_norm import write_control
 from tests.leaking_norm import write_plugin as write_leaking_plugin
-from tests.test_study_queue import rows
 from tests.trial_norm import write_plugin
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -170,7 +170,7 @@ def test_preemptions_requeue_the_job_each_time_once_and_change_nothing(job, slow
     assert job.record.env["slurm_restarts"] == times
     assert len(job.record.env["earlier"]) == times, "the same directory each time"
     alone = train(compose([*job.overrides, f"runs_dir={tmp_path / 'alone'}"]), quiet=True)
-    assert rows(alone.path) == rows(job.record.path)
+    assert logged(alone.path) == logged(job.record.path)
 
 
 def test_without_our_part_a_preempted_job_would_count_as_done(job, slowly, monkeypatch):
@@ -305,17 +305,22 @@ def test_what_slurm_is_asked_for(tiny_run, fake_slurm):
     assert "--partition=gpu" in fake_slurm.tried.read_text(), "tried out without a job"
 
 
-SETTINGS = {
-    **{"timeout_min=5": "--time=5", "mem_gb=2": "--mem=2G", "cpus_per_task=1": "--cpus-per-task=1"},
-    **{"partition=low": "--partition=low", "gres=gpu:2": "--gres=gpu:2", "qos=high": "--qos=high"},
-    **{"account=mine": "--account=mine", "constraint=a100": "--constraint=a100", "exclude=n1": "--exclude=n1"},
-    **{"comment=x": "--comment=x", "name=x": "--job-name=x", "nodes=1": "--nodes=1"},
-    **{"tasks_per_node=1": "--ntasks-per-node=1", "gpus_per_node=2": "--gpus-per-node=2"},
-    **{"gpus_per_task=1": "--gpus-per-task=1", "cpus_per_gpu=8": "--cpus-per-gpu=8"},
-    **{"mem_per_cpu=1G": "--mem-per-cpu=1G", "mem_per_gpu=9G": "--mem-per-gpu=9G"},
-    "additional_parameters.reservation=r": "--reservation=r",
-}
-"""Settings of Hydra's submitit launcher, and the option of sbatch that each is."""
+SETTINGS = (
+    {
+        **{"timeout_min=5": "--time=5", "mem_gb=2": "--mem=2G", "cpus_per_task=1": "--cpus-per-task=1"},
+        **{"partition=low": "--partition=low", "gres=gpu:2": "--gres=gpu:2", "qos=high": "--qos=high"},
+        **{"account=mine": "--account=mine", "constraint=a100": "--constraint=a100", "exclude=n1": "--exclude=n1"},
+        **{"comment=x": "--comment=x", "name=x": "--job-name=x", "nodes=1": "--nodes=1"},
+        **{"tasks_per_node=1": "--ntasks-per-node=1", "additional_parameters.reservation=r": "--reservation=r"},
+    },
+    {
+        "gpus_per_node=2": "--gpus-per-node=2",
+        "cpus_per_gpu=8": "--cpus-per-gpu=8",
+        "mem_per_cpu=1G": "--mem-per-cpu=1G",
+    },
+    {"gpus_per_task=1": "--gpus-per-task=1", "mem_per_gpu=9G": "--mem-per-gpu=9G"},
+)
+"""Settings of Hydra's submitit launcher, and the option of sbatch that each is: those that may stand together."""
 NOT_BESIDE = {"--mem-per-cpu": "--mem", "--mem-per-gpu": "--mem", "--cpus-per-gpu": "--cpus-per-task"} | dict.fromkeys(
     ("--gpus-per-node", "--gpus-per-task"), "--gres"
 )
@@ -327,21 +332,21 @@ def tried_options(fake_slurm):
 
 
 ALONE = ("--partition", "--account", "--qos", "--constraint", "--gres", "--nodes")
-SPELLED = [(f"hydra.launcher.{setting}", option) for setting, option in SETTINGS.items()]
-SPELLED += [(f"--sbatch {option.removeprefix('--')}", option) for option in SETTINGS.values()]
-SPELLED += [(option.replace("=", " "), option) for option in SETTINGS.values() if option.startswith(ALONE)]
+SPELLED = [{f"hydra.launcher.{setting}": option for setting, option in group.items()} for group in SETTINGS]
+SPELLED += [{f"--sbatch {option.removeprefix('--')}": option for option in group.values()} for group in SETTINGS]
+SPELLED += [{option.replace("=", " "): option for option in SETTINGS[0].values() if option.startswith(ALONE)}]
 
 
-@pytest.mark.parametrize(("typed", "option"), SPELLED)
-def test_an_option_of_sbatch_is_taken_in_every_spelling(typed, option, fake_slurm, tiny_run):
+@pytest.mark.parametrize("typed", SPELLED)
+def test_an_option_of_sbatch_is_taken_in_every_spelling(typed, fake_slurm, tiny_run):
     """The usual ones alone; every one by --sbatch, and as Hydra's submitit launcher calls it."""
-    option, _, value = option.partition("=")
     words = [*tiny_run("train.device=auto"), "norm=rms,layer", "--launcher", "slurm"]
-    assert main(["-m", *words, *typed.split()]) == 0
+    assert main(["-m", *words, *" ".join(typed).split()]) == 0
     tried = tried_options(fake_slurm)
-    assert tried[option] == value and NOT_BESIDE.get(option) not in tried
     lines = [line.removeprefix("#SBATCH ") for line in fake_slurm.scripts.read_text().splitlines()]
-    assert f"{option}={value}" in lines
+    for option, _, value in (option.partition("=") for option in typed.values()):
+        assert tried[option] == value and NOT_BESIDE.get(option) not in tried
+        assert f"{option}={value}" in lines
 
 
 @pytest.mark.parametrize("word", ["hydra.launcher.setup=[module load cuda,export X=1]", ""])
@@ -643,7 +648,7 @@ def trials(cluster, tiny_run, tmp_path, monkeypatch):
         def undisturbed(self, part):
             monkeypatch.setenv("TRIAL_IN_A_HURRY", "1")
             overrides = [*self.overrides, f"norm.part={part}", f"runs_dir={tmp_path / 'alone'}"]
-            return rows(train(compose(overrides, plugins=[cluster.plugin]), quiet=True).path)
+            return logged(train(compose(overrides, plugins=[cluster.plugin]), quiet=True).path)
 
         def states(self):
             runs = [read_run(path) for path in find_runs([runs_dir])]
@@ -679,7 +684,7 @@ def test_a_submitted_study_outlives_preemption_cancelling_and_a_failure(cluster,
     assert trials.states() == {0: "finished", 7: "finished", 9: "preempted", 10: "failed"}
     preempted = cluster.run_of(trials.directory, 7)
     assert preempted.env["slurm_restarts"] >= 1
-    assert rows(preempted.path) == trials.undisturbed(7)
+    assert logged(preempted.path) == trials.undisturbed(7)
     printed = " ".join(cluster.nexus("status", str(trials.directory)).stdout.split())
     assert "norm.part=9 s0 preempted: stopped by SIGTERM" in printed
     assert "RuntimeError: made to fail" in printed
@@ -690,7 +695,7 @@ def test_a_submitted_study_outlives_preemption_cancelling_and_a_failure(cluster,
     cluster.settle()
     assert trials.states() == {0: "finished", 7: "finished", 9: "finished", 10: "failed"}
     assert {file: state for file, state in trials.finished().items() if file in before} == before
-    assert rows(cluster.run_of(trials.directory, 9).path) == trials.undisturbed(9)
+    assert logged(cluster.run_of(trials.directory, 9).path) == trials.undisturbed(9)
     nothing = cluster.nexus(*trials.study(0, 7, 9, 10), *SUBMIT)
     assert "nothing to run: all 4 runs have ended" in nothing.stderr
     assert nothing.returncode == errors.BUG, "as the failed run"
@@ -767,7 +772,7 @@ def test_twelve_submitted_runs_survive_every_failure(cluster, trials):
     for part in (7, 8):
         run = cluster.run_of(trials.directory, part)
         assert run.env["slurm_restarts"] >= 1
-        assert rows(run.path) == trials.undisturbed(part)
+        assert logged(run.path) == trials.undisturbed(part)
 
     before = trials.finished()
     more = cluster.nexus(*trials.study(*ALL), *submit)
@@ -797,6 +802,6 @@ def test_a_multirun_is_submitted_and_ends_with_the_losses_of_runs_on_this_machin
     swept = trials.directory.parent / "norm.part=7,9"
     assert trials.states() == {7: "finished", 9: "finished"}
     for part in (7, 9):
-        assert rows(cluster.run_of(swept, part).path) == trials.undisturbed(part)
+        assert logged(cluster.run_of(swept, part).path) == trials.undisturbed(part)
     nothing = cluster.nexus(*words)
     assert nothing.returncode == 0 and "nothing to run: all 2 runs have ended" in nothing.stderr

@@ -82,7 +82,6 @@ MISSING = (
     ((), 2 * 2),
     (("lr_grid=1e-3,2e-3,4e-3",), 2 * 2 * 3),
     (("worth=on",), 2 * 2 + 2 * 2),
-    (("settings.one=model.n_layers=1", "settings.two=model.n_layers=2"), 2 * 2 * 2),
 )
 
 
@@ -97,8 +96,7 @@ def test_what_a_stopped_launch_has_not_begun_is_missing(tiny_run, instant, capsy
     for word in ("mine", "runs"):
         assert main(["status", word]) == 0
         said = capsys.readouterr().out.splitlines()[-1]
-        begun = runs // 2 if "settings" in str(words) else runs
-        assert said.startswith(f"3 finished; {runs - 3} missing") or begun < runs
+        assert said.startswith(f"3 finished; {runs - 3} missing")
 
 
 def test_settings_are_shown_together_by_the_study_s_name(tmp_path, monkeypatch, capsys):

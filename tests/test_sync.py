@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import wandb
+from faults.bench import logged
 from wandb_server import serving_alone
 from written_runs import Writer
 
@@ -18,8 +19,6 @@ from nexus_ablate import cli, compose, train
 from nexus_ablate.config.options import Option
 from nexus_ablate.runs import read_jsonl
 from nexus_ablate.track import refresh, start_tracker
-
-CLOCK = {"seconds", "tokens_per_second", "peak_memory_bytes"}
 
 
 @pytest.fixture
@@ -67,11 +66,6 @@ def trained(overrides, patience=4.0):
     return Path(done.stdout.strip().splitlines()[-1]), done.stdout + done.stderr
 
 
-def measured(path):
-    """Every row without what the clock decides."""
-    return [{k: v for k, v in row.items() if k not in CLOCK} for row in read_jsonl(path / "metrics.jsonl")]
-
-
 def long(*values):
     return pytest.param(*values, marks=pytest.mark.long)
 
@@ -79,7 +73,7 @@ def long(*values):
 def assert_same(path, tiny_run):
     """The run at `path` measured what the same one measures without W&B, to the last digit and in every row."""
     plain = train(compose(tiny_run("runs_dir=plain")), quiet=True)
-    assert measured(path) == measured(plain.path) and len(measured(path)) == 21
+    assert logged(path) == logged(plain.path) and len(logged(path)) == 21
     assert json.loads((path / "status.json").read_text())["state"] == "finished"
 
 
@@ -226,10 +220,12 @@ def test_a_run_keeps_its_place_and_goes_elsewhere_only_on_request(server, study,
     assert [run.steps for run in server.runs.values()] == [list(range(0, 11, 2))] * 2
 
 
-def test_a_place_that_refused_is_not_kept(server, study, command):
+def test_a_place_that_refused_ends_a_sync_in_three_lines_and_is_not_kept(server, study, command):
     path = study.run()
     server.behaviour = "unauthorized"
-    assert "try: set WANDB_API_KEY" in command("sync", "runs", "--wandb", "typo", status=2)
+    printed = command("sync", "runs", "--wandb", "typo", status=2)
+    assert printed.startswith("error: W&B failed") and "try: set WANDB_API_KEY" in printed
+    assert len(printed.splitlines()) == 3
     wandb.teardown()  # each command is a process
     server.behaviour = "ok"
     command("sync", "runs")
@@ -247,13 +243,6 @@ def test_a_damaged_run_says_so_and_the_others_have_their_turn(server, study, com
     printed = command("sync", "runs", status=2)
     assert "config.yaml is damaged" in printed and "wandb.json is damaged" in printed
     assert by_name(server).keys() == {"baseline/s2"}
-
-
-def test_a_server_that_refuses_ends_a_sync_in_three_lines(server, study, command):
-    study.run()
-    server.behaviour = "unauthorized"
-    printed = command("sync", "runs", status=2)
-    assert printed.startswith("error: W&B failed") and len(printed.splitlines()) == 3
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,9 @@ def test_a_cell_wider_than_its_terminal_is_cut_and_the_name_of_its_row_is_not(ca
     assert row.startswith("regularization  ") and len(row.rstrip()) <= 80
 
 
-@pytest.mark.parametrize(("columns", "present", "absent"), [("80", (), ("lr", "grad")), ("120", ("lr", "grad"), ())])
+@pytest.mark.parametrize(
+    ("columns", "present", "absent"), [("80", (), ("lr", "grad")), ("120", ("lr 1.0e-03", "grad 1234.56"), ())]
+)
 def test_the_bar_always_has_speed_and_time_left(monkeypatch, columns, present, absent):
     monkeypatch.setenv("COLUMNS", columns)
     stream = Terminal()

@@ -300,14 +300,6 @@ def test_a_run_directory_keeps_its_place_on_wandb_and_two_directories_differ(tra
     assert first == again != other
 
 
-def test_every_row_has_its_three_budgets_and_tokens_are_the_axis(training, fake):
-    tracker = training.start()
-    training.row(0, **{"grad_norm/global": 1.0, "val/bpb": 3.0})
-    tracker.finish("finished", {})
-    assert fake.run.metrics == [("*", "tokens", None)]
-    assert {"tokens", "flops", "seconds"} <= fake.run.rows[0][0].keys()
-
-
 def test_numbers_are_sent_and_one_that_is_not_finite_replaces_the_last_that_was(training, fake):
     tracker = training.start()
     training.row(7, zero=0.0, none=None, nonfinite=["none"], batch_hash="abc")

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from faults.bench import only
 from written_runs import Writer
 
 from nexus_ablate.cli import main
@@ -19,7 +20,7 @@ from nexus_ablate.data import batches, corpus, eval_places, hash_tokens, prepare
 from nexus_ablate.errors import UserError
 from nexus_ablate.model import build_model
 from nexus_ablate.plain_data import strict_loads
-from nexus_ablate.runs import find_runs, read_run
+from nexus_ablate.runs import read_run
 from nexus_ablate.training import trainer
 from nexus_ablate.training.step import Step
 
@@ -31,11 +32,6 @@ UNEVEN = (0.05, -0.05)  # what two halves of the text add to a difference
 def rows_of(path: Path) -> list[dict]:
     """evaluation.jsonl of a run, each row as strict JSON."""
     return [strict_loads(line) for line in (path / "evaluation.jsonl").read_text().splitlines()]
-
-
-def only(runs_dir) -> Path:
-    (path,) = find_runs([Path(runs_dir)])
-    return path
 
 
 # ------------------------------------------------------------------------------------- a run and its evaluation.jsonl
@@ -246,15 +242,6 @@ def test_a_default_run_has_text_enough_for_its_error_to_count():
         config = compose([f"model={size}"])
         windows = config.train.eval_tokens // config.model.context
         assert windows // batches.BLOCK_WINDOWS >= FEWEST_BLOCKS
-
-
-def test_from_sixteen_blocks_on_the_interval_holds_the_error_over_text(tmp_path):
-    writer = Writer(tmp_path)
-    writer.arm(losses=BASE, **ENOUGH)
-    writer.arm("norm=layer", losses=HIGHER, text=tuple(0.01 * (-1) ** i for i in range(8)), **ENOUGH)
-    effect, _, check = compared(tmp_path)
-    assert effect.se > effect.seed_se > effect.text_se > 0
-    assert check.status == "PASS"
 
 
 def test_a_difference_that_rests_on_part_of_the_text_is_no_word(tmp_path):

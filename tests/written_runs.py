@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -160,17 +159,6 @@ class Writer:
             if step % 40 == 0 or step == done:
                 row["val/loss"] = value
             yield row
-
-
-def unfixed(study: Path) -> None:
-    """study.yaml without the hashes of its arms' configurations: written runs are TINY whatever the study asks for."""
-    values = yaml.safe_load(without_checksum((study / "study.yaml").read_text()))
-    (study / "study.yaml").write_text(yaml.safe_dump(values | {"configs": {}}, sort_keys=False))
-
-
-def without_checksum(record: str) -> str:
-    """The text of a study.yaml without its checksum, as earlier versions wrote it, so that a test can change it."""
-    return re.sub("^checksum: .*\n", "", record, flags=re.MULTILINE)
 
 
 def evaluation_rows(windows: int, loss: float, text: tuple[float, ...], blocks: int = 8) -> str:

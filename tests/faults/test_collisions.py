@@ -7,8 +7,6 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from faults.bench import child, ended, sizes
 from nexus_ablate.errors import AlreadyRunning
 from nexus_ablate.runs import Launch, directory, find_runs, identity, open_run, read_run, run_path
@@ -86,24 +84,3 @@ def test_control_without_the_lock_nobody_is_turned_away(tmp_path, monkeypatch):
     monkeypatch.setattr(directory, "take_lock", lambda path: None)
     monkeypatch.setattr(directory.Run, "require_owner", lambda run: None)
     assert AlreadyRunning.status not in contest(lambda _: open_it(tmp_path))
-
-
-@pytest.mark.parametrize("seconds", [-3600, 3600])
-def test_a_clock_that_jumps_takes_no_run_from_its_owner(tmp_path, monkeypatch, seconds):
-    from datetime import UTC, datetime, timedelta
-
-    from nexus_ablate.runs import ownership
-
-    class Jumped(datetime):
-        """This machine's clock after a correction."""
-
-        @classmethod
-        def now(cls, tz=None):
-            return datetime.now(UTC) + timedelta(seconds=seconds)
-
-    with open_it(tmp_path) as run:
-        run.status("running")
-        monkeypatch.setattr(ownership, "datetime", Jumped)
-        assert read_run(run.path).state == "running"
-        with pytest.raises(AlreadyRunning):
-            open_it(tmp_path)

@@ -15,12 +15,10 @@ import yaml
 from checkouts import parsed
 
 import nexus_ablate
-from faults.bench import child, ended, only, run
+from faults.bench import child, ended, run
 from faults.payloads import CHECKPOINT_FILES, COMMANDS, MANIFESTS, PICKLE, STATE_FILES, TEXTS, YAML, replant
-from nexus_ablate import load_run
 from nexus_ablate.cli import main
 from nexus_ablate.errors import UserError
-from nexus_ablate.runs import read_run
 from nexus_ablate.training.checkpoint import load_newest
 
 ALL = [*CHECKPOINT_FILES, *STATE_FILES, *MANIFESTS, *YAML, *COMMANDS, *TEXTS]
@@ -176,8 +174,3 @@ def test_no_module_unpickles_evaluates_or_instantiates():
                 if of == "yaml.load":
                     assert "Safe" in path.read_text() and "Unsafe" not in path.read_text(), path
                 assert "broadcast_object" not in of and "gather_object" not in of, path  # they pickle
-
-
-def test_a_run_reads_back_after_all_of_this(planted):
-    assert load_run(planted).summary == read_run(planted).summary
-    assert only(planted.parents[2]) == planted
