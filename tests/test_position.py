@@ -79,6 +79,11 @@ def test_schemes_without_a_table_of_positions_go_on_beyond_the_training_context(
             assert torch.isfinite(wide).all()
 
 
+def test_learned_positions_are_not_defined_beyond_their_table():
+    with pytest.raises(ValueError, match="12 positions, not for 13"):
+        build("learned").embed(torch.zeros(1, 13, 16))
+
+
 def test_learned_positions_add_the_row_of_each_position():
     learned = build("learned")
     with torch.no_grad():

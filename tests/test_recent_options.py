@@ -513,7 +513,9 @@ def test_an_option_can_be_turned_off_for_good_or_at_the_start(tiny, switched, pl
     assert (one == other) is ((switched, plain) in OFF)
 
 
-@pytest.mark.parametrize("option", ["value=residual", "value=embedding", "ffn=moe", "placement=hyper", "conv=canon"])
+@pytest.mark.parametrize(
+    "option", ["value=residual", "value=embedding", "ffn=moe", "placement=hyper", "placement=dual", "conv=canon"]
+)
 def test_recomputed_blocks_give_the_same_gradients(tiny, option):
     assert same(tiny, [option, "train.activation_checkpointing=on"], [option])
 
