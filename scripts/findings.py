@@ -60,11 +60,13 @@ class Finding:
         if set(DECIDED) <= set(words):
             return "The sizes disagree."
         (size, first), *others = self.values.items()
-        text = claim(self.subject, first)
-        if not others:
-            return f"{text} at {size}."
-        (other, second) = others[0]
-        return f"{text} at {size}, and {AT_THE_OTHER.get(second['word'], second['verdict'])} at {other}."
+        text = f"{claim(self.subject, first)} at {size}"
+        if others:
+            (other, second) = others[0]
+            text += f", and {AT_THE_OTHER.get(second['word'], second['verdict'])} at {other}"
+        if first["word"] == "INCONCLUSIVE" and "needed" in first:
+            text += f"; {first['needed']} seeds would decide this difference"
+        return f"{text}."
 
     def interval(self, size: str) -> str:
         values = self.values.get(size, {})
@@ -83,8 +85,7 @@ def claim(subject: str, values: Values) -> str:
     if word == "EQUIVALENT":
         return f"{subject} makes no difference above {values['delta_min']:.3f}"
     if word == "INCONCLUSIVE":
-        seeds = f", {values['needed']} seeds would decide this difference" if "needed" in values else ""
-        return f"Not decided{seeds}"
+        return "Not decided"
     return f"{subject}: {values['verdict']}"
 
 
@@ -170,17 +171,14 @@ def answers(rows: list[Finding]) -> str:
     by_chance = sum(values["level"] for values in every if "level" in values)
     decided = [row for row in trained if both_decide(row)]
     alike = sum(len({values["word"] for values in row.values.values()}) == 1 for row in decided)
-    lines += [
-        "",
-        "![The differences of the table with their intervals](findings.png)",
-        "",
-        f"If nothing mattered, about {by_chance:.1f} of these {len(every)} intervals would exclude 0. "
-        f"Both sizes decide {len(decided)} of the questions, {alike} of these with the same sign. "
-        f"The runs took {hours(every):.0f} core hours.",
-        "",
-        asked,
+    notes = [
+        f"If nothing mattered, about {by_chance:.1f} of these {len(every)} intervals would exclude 0.",
+        f"The runs took {hours(every):.1f} core hours.",
     ]
-    return "\n".join(lines)
+    if decided:
+        notes.append(f"Both sizes decide {len(decided)} of the questions, {alike} of these with the same sign.")
+    picture = "![The differences in loss with their intervals](findings.png)"
+    return "\n".join([*lines, "", picture, "", " ".join(notes), "", asked])
 
 
 def summary(rows: list[Finding]) -> str:
@@ -244,19 +242,20 @@ def draw(rows: list[Finding], file: Path) -> None:
     """A forest plot of the rows on the loss: a line per question and size, the baseline at 0."""
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7.5, 1.2 + 0.5 * len(rows)), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(7.5, 1.2 + 0.4 * len(rows)), layout="constrained")
     for size, shift, color in (("pico", -0.12, "#3b6fb6"), ("femto", 0.12, "#c2571a")):
-        axes.plot([], [], "o-", color=color, label=size)
-        for line, row in enumerate(rows):
-            values = row.values.get(size, {})
-            if "low" in values:
-                axes.plot([values["low"], values["high"]], [line + shift] * 2, color=color, linewidth=2)
-                axes.plot([values["delta"]], [line + shift], "o", color=color, markersize=5)
+        known = {line + shift: row.values[size] for line, row in enumerate(rows) if "low" in row.values.get(size, {})}
+        if known:
+            means = [values["delta"] for values in known.values()]
+            axes.plot(means, [*known], "o", color=color, markersize=5, label=size)
+            axes.hlines(
+                [*known], [v["low"] for v in known.values()], [v["high"] for v in known.values()], color, linewidth=2
+            )
     axes.axvline(0, color="#888888", linewidth=1)
     axes.set_yticks(range(len(rows)), [row.subject for row in rows])
-    axes.invert_yaxis()
+    axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlabel("loss beside the default's, nats per piece (left is better)")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
     figure.savefig(file, dpi=130)
 
 
