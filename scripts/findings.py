@@ -245,18 +245,18 @@ def draw(rows: list[Finding], file: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(7.5, 1.2 + 0.4 * len(rows)), layout="constrained")
     for size, shift, color in (("pico", -0.12, "#3b6fb6"), ("femto", 0.12, "#c2571a")):
         known = {line + shift: row.values[size] for line, row in enumerate(rows) if "low" in row.values.get(size, {})}
+        means = [values["delta"] for values in known.values()]
+        lows, highs = ([values[end] for values in known.values()] for end in ("low", "high"))
         if known:
-            means = [values["delta"] for values in known.values()]
+            axes.hlines([*known], lows, highs, color, linewidth=2)
             axes.plot(means, [*known], "o", color=color, markersize=5, label=size)
-            axes.hlines(
-                [*known], [v["low"] for v in known.values()], [v["high"] for v in known.values()], color, linewidth=2
-            )
     axes.axvline(0, color="#888888", linewidth=1)
     axes.set_yticks(range(len(rows)), [row.subject for row in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlabel("loss beside the default's, nats per piece (left is better)")
     axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
-    figure.savefig(file, dpi=130)
+    numbers = " ".join(row.interval(size) for row in rows for size in SIZES)
+    figure.savefig(file, dpi=130, metadata={"Title": numbers})
 
 
 def main() -> None:
@@ -268,8 +268,10 @@ def main() -> None:
     page.write_text(text, encoding="utf-8")
     readme.write_text(replaced(readme.read_text(encoding="utf-8"), "findings", summary(rows)), encoding="utf-8")
     (DOCS / "findings.jsonl").write_text(records(rows), encoding="utf-8")
-    if on_loss := [row for row in rows if row.values and row.source.endswith(" val_loss")]:
-        draw(on_loss, DOCS / "findings.png")
+    on_loss = [row for row in rows if row.source.endswith(" val_loss")]
+    with_intervals = [row for row in on_loss if any("low" in values for values in row.values.values())]
+    if with_intervals:
+        draw(with_intervals, DOCS / "findings.png")
 
 
 if __name__ == "__main__":

@@ -208,6 +208,7 @@ def test_the_losses_of_the_baseline_page_are_those_of_its_table():
 NUMBERS = {
     "default_run.png": ("command_line.md", r"validation loss ([\d.]+)"),
     "first_look.png": ("../README.md", r" ([-+]0\.\d+)"),
+    "findings.png": ("findings.md", r"([-+]0\.\d+)"),
     "new_2026.png": ("recent_options.md", r" ([-+]0\.\d+)"),
     "coordcheck_mup.png": ("learning_rate_transfer.md", r"([-+]\d\.\d+)"),
     "coordcheck_sp.png": ("learning_rate_transfer.md", r"([-+]\d\.\d+)"),

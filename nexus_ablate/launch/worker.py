@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from nexus_ablate import errors
-from nexus_ablate.config.compose import compose
 from nexus_ablate.config.plugins import VARIABLE as PLUGINS
 from nexus_ablate.errors import AGAIN, ConfigError
 from nexus_ablate.launch.jobs import Job, JobResult
@@ -47,6 +46,8 @@ class Task:
     @classmethod
     def of(cls, job: Job, conditions: dict[str, Any], settings: tuple[str, ...] = ()) -> Task:
         """The task of a job; `settings` are further overrides, for how it is carried out."""
+        from nexus_ablate.config.compose import compose
+
         overrides = merged(job.overrides, [*settings])
         if job.lacks_evaluations and not job.config.rerun and other_arithmetic(compose(overrides), job.path):
             overrides = merged(overrides, ["train.device=auto", "train.compile=auto"])  # it would be trained again
@@ -64,6 +65,7 @@ class Task:
         Raises:
             UserError: The run ended with a status other than 0.
         """
+        from nexus_ablate.config.compose import compose
         from nexus_ablate.data import fingerprint_of
         from nexus_ablate.training.session import identity_of, train
 
