@@ -298,6 +298,8 @@ ANSWERS = [
     ("weight_decay=0,1", "a decimal has a point", "weight_decay=0.1"),
     ("optim.lr=0,003", "optim.lr takes", "optim.lr=0.003"),
     ("train.steps=20k", "train.steps takes", "train.steps=20000"),
+    ("qk_norm.layers=null", "qk_norm.layers takes", "qk_norm.layers=all"),
+    ("value=gated_embedding value.layers=", "value.layers", "value.layers=all"),
     ("train.tokens=1.5M", "train.tokens takes", "train.tokens=1500000"),
     ("weight_decay=-1", "weight_decay takes", "weight_decay=0.1"),
     ("data=files data.files=notes.txt", "data.files takes", "data.files=[notes.txt]"),

@@ -127,10 +127,11 @@ def _check_values(override: Override, key: Key) -> None:
             if error.fix == key.constraint.text:  # no word of it is near
                 suggested = f"{override.name}={_suggested_value(key, override.name, override.typed)}"
                 error.fix = _spelled_out(override) or suggested
-            fix, problem = meaning(override.text), error.problem
+            meant, problem = meaning(override.text), error.problem
             if _DECIMAL_COMMA.fullmatch(override.typed):
                 problem += ", and a decimal has a point"
-            raise ConfigError(problem, override.text, error.fix if fix in ("", override.text) else fix) from None
+            names_a_value = meant and not meant.endswith(f"={override.typed}")  # else a word for another key
+            raise ConfigError(problem, override.text, meant if names_a_value else error.fix) from None
 
 
 def _spelled_out(override: Override) -> str:
@@ -146,7 +147,7 @@ def _suggested_value(key: Key, name: str, typed: str) -> str:
     """The value as typed if the key takes it, or as it was probably meant: `20k`, `1_000`, `0,003` or a lone item of a
     list; else the default."""
     number = re.fullmatch(r"(\d{1,9}(?:[.,]\d{1,9})?(?:e[+-]?\d{1,3})?)([kKmMbB]?)", typed.replace("_", ""))
-    forms = [typed, f"[{typed}]"]
+    forms = [typed, f"[{typed}]"] if typed else []
     if number is not None:
         forms.append(f"{float(number[1].replace(',', '.')) * _UNITS[number[2].lower()]:.10g}")
     for form in forms:
