@@ -11,6 +11,7 @@ says which row of which comparison answers the question above it.
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import panel
+
+from nexus_ablate.comparison.worth import Worth
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -31,10 +34,12 @@ AT_THE_OTHER = {
     "EQUIVALENT": "it makes no such difference",
     "INCONCLUSIVE": "that is not decided",
 }
+WORTH = ("worth", "worth_low", "worth_high")
 OF_A_ROW = (
     *("endpoint", "arm", "overrides", "is_baseline", "word", "verdict", "sentence", "unit"),
-    *("delta", "low", "high", "level", "p", "n", "spread", "needed", "worth", "worth_per_flop"),
+    *("delta", "low", "high", "level", "p", "n", "spread", "needed"),
     *("mean", "val_bpb", "tokens", "seconds"),
+    *WORTH,
 )
 ROW = re.compile(
     r"^## (?P<question>.+)\n(?:(?!## ).*\n)*?<!-- result: (?P<source>.+) as (?P<subject>.+) -->\n", re.MULTILINE
@@ -72,9 +77,14 @@ class Finding:
         values = self.values.get(size, {})
         return f"{values['delta']:+.3f} ({values['low']:+.3f} to {values['high']:+.3f})" if "low" in values else "–"
 
-    def worth(self, size: str) -> str:
-        values = self.values.get(size, {})
-        return values.get("worth", "–") if values.get("word") in DECIDED else "–"
+    @property
+    def worth(self) -> str:
+        """What the difference is worth at the largest size that decides it."""
+        for size, values in self.values.items():
+            if values["word"] in DECIDED and "worth" in values:
+                ends = (math.inf if values[name] == "above" else values[name] for name in WORTH)
+                return f"{Worth(*ends)} at {size}"
+        return "–"
 
 
 def claim(subject: str, values: Values) -> str:
@@ -165,7 +175,7 @@ def answers(rows: list[Finding]) -> str:
         return asked
     lines = ["| question | answer | at pico | at femto | worth |", "|---|---|---|---|---|"]
     for row in trained:
-        cells = (row.question, row.answer, row.interval("pico"), row.interval("femto"), row.worth("pico"))
+        cells = (row.question, row.answer, row.interval("pico"), row.interval("femto"), row.worth)
         lines.append(f"| {' | '.join(cells)} |")
     every = [values for row in trained for values in row.values.values()]
     by_chance = sum(values["level"] for values in every if "level" in values)

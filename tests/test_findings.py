@@ -66,13 +66,18 @@ def copy(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def kept(copy: Path, study: str, arm: str, shift: float, seeds: int = 5) -> Path:
-    """The `compare --json` file of a study of five planned seeds, whose arm differs by `shift`."""
+def kept(copy: Path, study: str, arm: str, shift: float, seeds: int = 5, budgets: tuple[float, ...] = ()) -> Path:
+    """The `compare --json` file of a study of five planned seeds, whose arm differs by `shift`.
+
+    `budgets` is how far from the baseline's loss it ends with half its tokens and with twice as many.
+    """
     writer = Writer(copy / "runs", study)
     losses, noise = [2.0, 2.01, 1.99, 2.0, 2.02], [0.0, 0.002, -0.001, 0.001, 0.0]
     writer.arm(losses=losses)
     writer.arm(arm, losses=[a + shift + b for a, b in zip(losses, noise, strict=True)][:seeds])
-    writer.plan((arm,))
+    for name, tokens, by in zip(("0.5", "2"), (0.5, 2.0), budgets, strict=False):
+        writer.arm(losses=[loss + by for loss in losses], folder=f"baseline-{name}x", train_noise=name, batch=tokens)
+    writer.plan((arm,), worth=bool(budgets))
     assert main(["compare", study, "--json", f"{study}.json"]) == 0
     return copy / f"{study}.json"
 
@@ -94,6 +99,15 @@ def test_a_row_says_the_word_the_difference_and_the_interval_of_its_comparison(c
     assert (line["question"], line["size"], line["delta"]) == ("Does a value residual help?", "pico", row["delta"])
     assert len(line["losses"]) == 5
     assert (copy / "docs/findings.png").stat().st_size > 0
+
+
+@pytest.mark.parametrize(
+    ("shift", "worth"),
+    [(-0.03, "1.23x (1.22 to 1.24) at pico"), (-0.2, "above 2x at pico"), (0.4, "below 0.5x at pico"), (0.0, "–")],
+)
+def test_a_decided_row_says_what_it_is_worth(copy, shift, worth):
+    findings(copy, kept(copy, "prose_recent", "value=residual", shift, budgets=(0.1, -0.1)))
+    assert f"| {worth} |\n" in (copy / "docs/findings.md").read_text()
 
 
 def test_a_study_that_lacks_runs_is_not_trained_yet(copy):
