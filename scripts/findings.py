@@ -79,9 +79,9 @@ class Finding:
 
     @property
     def worth(self) -> str:
-        """What the difference is worth at the largest size that decides it."""
+        """What the difference is worth, at the largest size that knows."""
         for size, values in self.values.items():
-            if values["word"] in DECIDED and "worth" in values:
+            if "worth" in values:
                 ends = (math.inf if values[name] == "above" else values[name] for name in WORTH)
                 return f"{Worth(*ends)} at {size}"
         return "–"
