@@ -231,8 +231,9 @@ def paragraph(row: Finding, size: str, values: Values) -> str:
 
 def on_bytes(values: Values, size: str) -> str:
     """What the same change did to models that read Python as bytes; "" where that is not known."""
+    architecture = re.sub(r" optim\.lr=\S+", "", values["overrides"])
     for change in panel.changes().values():
-        if change["arm"] == values["overrides"] and "baseline" not in change:
+        if change["arm"] == architecture and "baseline" not in change:
             found = panel.outcome(change | {"rates": "best"}, size, panel.read_losses())
             if found is not None:
                 return f". On Python as bytes it is {found.interval} nats per byte, three seeds, each at its best rate"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import shutil
 import subprocess
@@ -153,3 +154,21 @@ def test_the_page_is_what_the_script_makes_of_the_data(copy):
     subprocess.run([sys.executable, copy / "scripts/findings.py"], check=True, env={"PYTHONDONTWRITEBYTECODE": "1"})
     for name in ("docs/findings.md", "docs/findings.jsonl", "README.md"):
         assert (copy / name).read_text() == (ROOT / name).read_text(), "python scripts/findings.py"
+
+
+def what_would_answer() -> list[tuple[str, list[str]]]:
+    """The studies of the page, each with the overrides that would answer its strongest objection."""
+    page = " ".join((ROOT / "docs/findings.md").read_text().split())
+    found = []
+    for study, answer in re.findall(r"<!-- result: (\w+) .*?What would answer it:\*(.*?) ##", page):
+        for arm, keys in re.findall(r"(arms? |and )?`([^`]+)`", answer):
+            found.append((study, [f"arms.other={keys}"] if arm else keys.split()))
+    return found
+
+
+@pytest.mark.parametrize(("study", "overrides"), what_would_answer())
+def test_what_would_answer_an_objection_can_be_typed(study, overrides, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("gcide.txt").write_text("entries of a dictionary\n" * 10_000)
+    file = ROOT / f"docs/findings/{study}.yaml"
+    assert main(["plan", str(file), "data.tokenizer=bytes", "name=another", *overrides]) == 0, capsys.readouterr().err
