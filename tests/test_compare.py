@@ -117,6 +117,19 @@ def test_a_speed_differs_where_every_loss_is_the_same_and_depends_on_no_text(wri
     assert "text" not in [check["name"] for check in table(result)["checks"]]
 
 
+def test_an_arm_that_is_only_read_otherwise_is_not_identical_on_what_is_read(writer, said):
+    endpoint = "extrapolation/non_overlapping/4"
+    for seed, loss in enumerate(BASE):
+        for folder, at_four_times in (("baseline", loss), ("wide", loss), ("window", loss - 0.5 + 0.001 * seed)):
+            read = {"extrapolation": {"non_overlapping": {"4": at_four_times}}}
+            changes = {"baseline": (), "wide": ("window=8",), "window": ("window=4",)}[folder]
+            writer.run(*changes, seed=seed, loss=loss, folder=folder, summary=read)
+    writer.plan(endpoints=["val_loss", endpoint], arms={"window": ["window=4"], "wide": ["window=8"]})
+    result = said(writer.root / "study")
+    assert row(result, "window")["word"] == row(result, "wide", endpoint=endpoint)["word"] == "IDENTICAL"
+    assert row(result, "window", endpoint=endpoint)["word"] == "BETTER"
+
+
 def test_a_folder_is_compared_from_within_and_several_studies_are_not_one_table(study, said, monkeypatch, capsys):
     Writer(study.root, "other").arm(losses=WORSE)
     monkeypatch.chdir(study.root / "study")

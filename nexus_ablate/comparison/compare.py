@@ -343,7 +343,7 @@ def row_of(
     """The row of an arm: its word, its sentence and what it is worth."""
     base = context.base
     broken = unfair(arm, context.conditions, endpoint)
-    is_identical = not endpoint.timed and _is_identical(arm, base)
+    is_identical = not endpoint.timed and not differences.any() and _is_identical(arm, base)
     if broken and not (is_identical and broken == [LEARNED]):
         effect = None
     waiting = [out for out in context.left_out if out.arm == arm.name and out.seed not in arm.runs]

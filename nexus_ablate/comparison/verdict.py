@@ -28,7 +28,7 @@ MEANINGS = {
     HIGHER: "the whole interval lies above 0, of a measure that is better neither lower nor higher",
     EQUIVALENT: "the whole interval is closer to 0 than the smallest difference that matters",
     INCONCLUSIVE: "not decided; the sentence says how many new seeds would",
-    IDENTICAL: "every loss equals the baseline's to the last bit",
+    IDENTICAL: "every loss equals the baseline's to the last bit, and so does the measure",
     DIVERGED: "no run has a finite loss, and all of the baseline's have",
     NOT_COMPARABLE: "a fairness condition fails, or the baseline has learned nothing",
     TOO_FEW_SEEDS: f"fewer than {FEWEST_SEEDS} pairs: an interval, and no word",
