@@ -187,7 +187,7 @@ def answers(rows: list[Finding]) -> str:
     ]
     if decided:
         notes.append(f"Both sizes decide {len(decided)} of the questions, {alike} of these with the same sign.")
-    picture = "![The differences in loss with their intervals](findings.png)"
+    picture = "![The differences in loss after training, with their intervals](findings.png)"
     return "\n".join([*lines, "", picture, "", " ".join(notes), "", asked])
 
 
@@ -234,9 +234,10 @@ def on_bytes(values: Values, size: str) -> str:
     architecture = re.sub(r" optim\.lr=\S+", "", values["overrides"])
     for change in panel.changes().values():
         if change["arm"] == architecture and "baseline" not in change:
-            found = panel.outcome(change | {"rates": "best"}, size, panel.read_losses())
+            found = panel.outcome(change, size, panel.read_losses())
+            rates = "both at the largest rate" if change.get("rates") == "largest" else "each at its best rate"
             if found is not None:
-                return f". On Python as bytes it is {found.interval} nats per byte, three seeds, each at its best rate"
+                return f". On Python as bytes it is {found.interval} nats per byte, three seeds, {rates}"
     return ""
 
 
