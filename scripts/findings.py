@@ -28,12 +28,6 @@ FOLDER = DOCS / "findings"
 SIZES = {"pico": "", "femto": "_femto"}
 """What the name of a study ends in at each size, the larger first."""
 DECIDED = ("BETTER", "WORSE")
-AT_THE_OTHER = {
-    "BETTER": "it is better",
-    "WORSE": "it is worse",
-    "EQUIVALENT": "it makes no such difference",
-    "INCONCLUSIVE": "that is not decided",
-}
 WORTH = ("worth", "worth_low", "worth_high")
 OF_A_ROW = (
     *("endpoint", "arm", "overrides", "is_baseline", "word", "verdict", "sentence", "unit"),
@@ -61,17 +55,16 @@ class Finding:
     @property
     def answer(self) -> str:
         """What the sizes say, as a sentence."""
-        words = [values["word"] for values in self.values.values()]
-        if set(DECIDED) <= set(words):
-            return "The sizes disagree."
-        (size, first), *others = self.values.items()
-        text = f"{claim(self.subject, first)} at {size}"
-        if others:
-            (other, second) = others[0]
-            text += f", and {AT_THE_OTHER.get(second['word'], second['verdict'])} at {other}"
-        if first["word"] == "INCONCLUSIVE" and "needed" in first:
-            text += f"; {first['needed']} seeds would decide this difference"
-        return f"{text}."
+        told: dict[str, list[str]] = {}
+        for size, values in self.values.items():
+            word, case = claim(values, size)
+            told.setdefault(word, []).append(case)
+        undecided = told.pop("not decided", [])
+        said = " and ".join(f"{word} {' and '.join(cases)}" for word, cases in told.items())
+        left = f"not decided {' or '.join(undecided)}"
+        if not said:
+            return f"{left.capitalize()}."
+        return f"{self.subject} {said}; {left}." if undecided else f"{self.subject} {said}."
 
     def interval(self, size: str) -> str:
         values = self.values.get(size, {})
@@ -87,16 +80,17 @@ class Finding:
         return "–"
 
 
-def claim(subject: str, values: Values) -> str:
-    """What a row says about `subject`, in plain words."""
+def claim(values: Values, size: str) -> tuple[str, str]:
+    """What a row says about its subject, in plain words: the word, and how much at which size."""
     word = values["word"]
     if word in DECIDED:
-        return f"{subject} is {word.lower()} by {abs(values['delta']):.3f}"
+        return f"is {word.lower()}", f"by {abs(values['delta']):.3f} at {size}"
     if word == "EQUIVALENT":
-        return f"{subject} makes no difference above {values['delta_min']:.3f}"
+        return "makes no difference", f"above {values['delta_min']:.3f} at {size}"
     if word == "INCONCLUSIVE":
-        return "Not decided"
-    return f"{subject}: {values['verdict']}"
+        seeds = f" ({values['needed']} seeds would decide this difference)" if "needed" in values else ""
+        return "not decided", f"at {size}{seeds}"
+    return f"is {values['verdict']}", f"at {size}"
 
 
 # ------------------------------------------------------------------------------------------- what is kept of `compare`

@@ -120,8 +120,8 @@ def test_a_study_that_lacks_runs_is_not_trained_yet(copy):
 @pytest.mark.parametrize(
     ("at_femto", "alike", "answer"),
     [
-        (-0.05, 1, "The value residual is better by 0.030 at pico, and it is better at femto."),
-        (0.05, 0, "The sizes disagree."),
+        (-0.05, 1, "The value residual is better by 0.030 at pico and by 0.050 at femto."),
+        (0.05, 0, "The value residual is better by 0.030 at pico and is worse by 0.050 at femto."),
     ],
 )
 def test_the_page_says_whether_both_sizes_agree(copy, at_femto, alike, answer):
@@ -143,7 +143,7 @@ def test_a_row_that_cannot_be_compared_says_so(copy):
     assert main(["compare", "prose_recent", "--json", "prose_recent.json"]) == 0
     findings(copy, copy / "prose_recent.json")
     page = (copy / "docs/findings.md").read_text()
-    assert "| The value residual: NOT COMPARABLE at pico. | – | – | – |" in page
+    assert "| The value residual is NOT COMPARABLE at pico. | – | – | – |" in page
 
 
 def test_the_page_is_what_the_script_makes_of_the_data(copy):
