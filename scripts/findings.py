@@ -125,7 +125,7 @@ def values_of(source: str, size: str) -> Values | None:
     rows = {row["arm"]: row for row in table["rows"] if row["endpoint"] == endpoint}
     if arm not in rows:
         raise SystemExit(f"{file} has no row of {source}")
-    if "seeds" in table["warnings"]:
+    if "seeds" in table["warnings"] or rows[arm]["word"] == "INCOMPLETE":
         return None
     baseline = next(row for row in rows.values() if row["is_baseline"])
     return rows[arm] | {"baseline": baseline, "warnings": table["warnings"], "delta_min": table["delta_min"]}

@@ -117,6 +117,17 @@ def test_a_study_that_lacks_runs_is_not_trained_yet(copy):
     assert (copy / "docs/findings.jsonl").read_text() == ""
 
 
+def test_an_arm_without_runs_is_not_trained_yet(copy):
+    writer = Writer(copy / "runs", "prose_placement")
+    writer.arm(losses=[2.0, 2.01, 1.99, 2.0, 2.02])
+    writer.arm("value=residual", losses=[1.9, 1.91, 1.89, 1.9, 1.92])
+    writer.plan(("value=residual",), ("placement=post",))
+    assert main(["compare", "prose_placement", "--json", "prose_placement.json"]) == 0
+    findings(copy, copy / "prose_placement.json")
+    page = (copy / "docs/findings.md").read_text()
+    assert "Asked, and not trained yet: Does a value residual help? Pre-norm or post-norm?" in page
+
+
 @pytest.mark.parametrize(
     ("at_femto", "alike", "answer"),
     [
