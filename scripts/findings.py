@@ -180,7 +180,7 @@ def answers(rows: list[Finding]) -> str:
         f"The runs took {hours(every):.1f} core hours.",
     ]
     if decided:
-        notes.append(f"Both sizes decide {len(decided)} of the questions, {alike} of these with the same sign.")
+        notes.append(f"Both sizes decide {len(decided)} of the questions, {alike} with the same sign.")
     picture = "![The differences in loss after training, with their intervals](findings.png)"
     return "\n".join([*lines, "", picture, "", " ".join(notes), "", asked])
 
@@ -259,7 +259,7 @@ def draw(rows: list[Finding], file: Path) -> None:
     axes.axvline(0, color="#888888", linewidth=1)
     axes.set_yticks(range(len(rows)), [row.subject for row in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_xlabel("loss beside the default's, nats per piece (left is better)")
+    axes.set_xlabel("loss beside the default's, nats per token (left is better)")
     axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
     numbers = " ".join(row.interval(size) for row in rows for size in SIZES)
     figure.savefig(file, dpi=130, metadata={"Title": numbers})

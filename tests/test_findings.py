@@ -142,7 +142,7 @@ def test_the_page_says_whether_both_sizes_agree(copy, at_femto, alike, answer):
     ]
     findings(copy, *files)
     page = (copy / "docs/findings.md").read_text()
-    assert f"Both sizes decide 1 of the questions, {alike} of these with the same sign." in page
+    assert f"Both sizes decide 1 of the questions, {alike} with the same sign." in page
     assert f"| {answer} |" in page
 
 
