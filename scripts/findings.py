@@ -28,6 +28,7 @@ FOLDER = DOCS / "findings"
 SIZES = {"pico": "", "femto": "_femto"}
 """What the name of a study ends in at each size, the larger first."""
 DECIDED = ("BETTER", "WORSE")
+UNDECIDED = "not decided"
 WORTH = ("worth", "worth_low", "worth_high")
 OF_A_ROW = (
     *("endpoint", "arm", "overrides", "is_baseline", "word", "verdict", "sentence", "unit"),
@@ -59,9 +60,9 @@ class Finding:
         for size, values in self.values.items():
             word, case = claim(values, size)
             told.setdefault(word, []).append(case)
-        undecided = told.pop("not decided", [])
+        undecided = told.pop(UNDECIDED, [])
         said = " and ".join(f"{word} {' and '.join(cases)}" for word, cases in told.items())
-        left = f"not decided {' or '.join(undecided)}"
+        left = f"{UNDECIDED} {' or '.join(undecided)}"
         if not said:
             return f"{left.capitalize()}."
         return f"{self.subject} {said}; {left}." if undecided else f"{self.subject} {said}."
@@ -89,7 +90,7 @@ def claim(values: Values, size: str) -> tuple[str, str]:
         return "makes no difference", f"above {values['delta_min']:.3f} at {size}"
     if word == "INCONCLUSIVE":
         seeds = f" ({values['needed']} seeds would decide this difference)" if "needed" in values else ""
-        return "not decided", f"at {size}{seeds}"
+        return UNDECIDED, f"at {size}{seeds}"
     return f"is {values['verdict']}", f"at {size}"
 
 

@@ -67,15 +67,17 @@ def copy(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def kept(copy: Path, study: str, arm: str, shift: float, seeds: int = 5, budgets: tuple[float, ...] = ()) -> Path:
-    """The `compare --json` file of a study of five planned seeds, whose arm differs by `shift`.
+def kept(
+    copy: Path, study: str, arm: str, shift: float, seeds: int = 5, budgets: tuple[float, ...] = (), noise: float = 1.0
+) -> Path:
+    """The `compare --json` file of a study of five planned seeds, whose arm differs by `shift`, with `noise`.
 
     `budgets` is how far from the baseline's loss it ends with half its tokens and with twice as many.
     """
     writer = Writer(copy / "runs", study)
-    losses, noise = [2.0, 2.01, 1.99, 2.0, 2.02], [0.0, 0.002, -0.001, 0.001, 0.0]
+    losses, apart = [2.0, 2.01, 1.99, 2.0, 2.02], [0.0, 0.002, -0.001, 0.001, 0.0]
     writer.arm(losses=losses)
-    writer.arm(arm, losses=[a + shift + b for a, b in zip(losses, noise, strict=True)][:seeds])
+    writer.arm(arm, losses=[a + shift + noise * b for a, b in zip(losses, apart, strict=True)][:seeds])
     for name, tokens, by in zip(("0.5", "2"), (0.5, 2.0), budgets, strict=False):
         writer.arm(losses=[loss + by for loss in losses], folder=f"baseline-{name}x", train_noise=name, batch=tokens)
     writer.plan((arm,), worth=bool(budgets))
@@ -144,6 +146,21 @@ def test_the_page_says_whether_both_sizes_agree(copy, at_femto, alike, answer):
     page = (copy / "docs/findings.md").read_text()
     assert f"Both sizes decide 1 of the questions, {alike} with the same sign." in page
     assert f"| {answer} |" in page
+
+
+@pytest.mark.parametrize(
+    ("at_femto", "noise", "answer"),
+    [
+        (-0.05, 1, "The value residual is better by 0.050 at femto; not decided at pico ({pico})."),
+        (0.0, 10, "Not decided at pico ({pico}) or at femto ({pico})."),
+    ],
+)
+def test_an_answer_says_which_size_does_not_decide_and_how_many_seeds_would(copy, at_femto, noise, answer):
+    pico = kept(copy, "prose_recent", "value=residual", 0.0, noise=10)
+    row = json.loads(pico.read_text())["tables"][0]["rows"][1]
+    findings(copy, pico, kept(copy, "prose_recent_femto", "value=residual", at_femto, noise=noise))
+    said = answer.format(pico=f"{row['needed']} seeds would decide this difference")
+    assert f"| {said} |" in (copy / "docs/findings.md").read_text()
 
 
 def test_a_row_that_cannot_be_compared_says_so(copy):
